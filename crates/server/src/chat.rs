@@ -48,6 +48,7 @@ pub(crate) const PROMPT_FIELDS: &[Field] = &[
 pub(crate) const FIELDS: &[Field] = &[
     applied("max_tokens"),
     applied("max_completion_tokens"),
+    applied("n_predict"),
     applied("logprobs"),
     applied("top_logprobs"),
     applied("prompt_logprobs"),
@@ -385,15 +386,19 @@ pub(crate) fn prepare_within(
     Ok((plan, ids, wants_logprobs))
 }
 
-/// The newer name of the field and the older one; both, if they agree.
+/// The newer name of the field, the older one, and llama.cpp's; several, if they agree.
 fn max_tokens(fields: &mut Fields) -> Result<(Option<usize>, &'static str), ApiError> {
-    match (fields.token_limit("max_completion_tokens", 1)?, fields.token_limit("max_tokens", 1)?) {
-        (Some(a), Some(b)) if a != b => {
-            Err(ApiError::invalid("max_tokens", "`max_tokens` contradicts `max_completion_tokens`"))
+    let mut found: Option<(usize, &'static str)> = None;
+    for name in ["max_completion_tokens", "max_tokens", "n_predict"] {
+        match (fields.token_limit(name, 1)?, found) {
+            (Some(count), Some((other, first))) if count != other => {
+                return Err(ApiError::invalid(name, format!("`{name}` contradicts `{first}`")));
+            }
+            (Some(count), None) => found = Some((count, name)),
+            _ => {}
         }
-        (Some(count), _) => Ok((Some(count), "max_completion_tokens")),
-        (None, count) => Ok((count, "max_tokens")),
     }
+    Ok(found.map_or((None, "max_tokens"), |(count, name)| (Some(count), name)))
 }
 
 fn top_logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {

@@ -43,6 +43,17 @@ pub(crate) struct Finish {
     pub(crate) failure: Option<Failure>,
 }
 
+impl Finish {
+    /// The same in llama.cpp's words: `stop_type` and `stopping_word`.
+    pub(crate) fn native(&self) -> (&'static str, &str) {
+        match (self.reason, self.stop.as_str()) {
+            ("stop", Some(word)) => ("word", word),
+            ("stop", None) => ("eos", ""),
+            _ => ("limit", ""),
+        }
+    }
+}
+
 impl Delta {
     /// An entry of `choices`: what the route calls its text, with the text, and what each route says of it.
     pub(crate) fn entry(&self, index: usize, text: (&str, Value), logprobs: Option<Value>, with_ids: bool) -> Value {

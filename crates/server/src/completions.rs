@@ -32,6 +32,7 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("prompt"),
     applied("suffix"),
     applied("max_tokens"),
+    applied("n_predict"),
     applied("echo"),
     applied("logprobs"),
     applied("add_special_tokens"),
@@ -91,9 +92,20 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<P
         return Err(ApiError::invalid("echo", message));
     }
     let logprobs = fields.count("logprobs")?;
-    let is_said = fields.has("max_tokens");
+    let max_tokens_field =
+        if fields.has("n_predict") && !fields.has("max_tokens") { "n_predict" } else { "max_tokens" };
+    let is_said = fields.has(max_tokens_field);
+    let (wanted, native) = (fields.token_limit("max_tokens", 0)?, fields.token_limit("n_predict", 0)?);
+    if let (Some(wanted), Some(native)) = (wanted, native)
+        && wanted != native
+    {
+        return Err(ApiError::invalid(
+            "n_predict",
+            "`n_predict` is llama.cpp's name of `max_tokens`, and contradicts it",
+        ));
+    }
     // Where nothing is said, as OpenAI's interface; -1 is no limit.
-    let max_tokens = fields.token_limit("max_tokens", 0)?.or((!is_said).then_some(MAX_TOKENS));
+    let max_tokens = wanted.or(native).or((!is_said).then_some(MAX_TOKENS));
     let asked_logprobs = logprobs::asked_of_prompt(&mut fields, settings.stream)?;
     if asked_logprobs.is_some() && echo && logprobs.is_some() {
         let message = "`echo` with `logprobs` gives the log-probabilities of the prompt";
@@ -137,14 +149,7 @@ fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<(Plan, Vec<P
         sent: vec![None; prompts.len() * settings.num_completions],
         serving: Arc::clone(serving),
     };
-    let plan = Plan {
-        settings,
-        max_tokens,
-        prompt_logprobs,
-        prompt_field: "prompt",
-        max_tokens_field: "max_tokens",
-        memory: None,
-    };
+    let plan = Plan { settings, max_tokens, prompt_logprobs, prompt_field: "prompt", max_tokens_field, memory: None };
     Ok((plan, prompts, format))
 }
 

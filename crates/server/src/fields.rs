@@ -108,6 +108,7 @@ const NO_TEXT: &[&str] = &[
     "t_max_predict_ms",
     "timings_per_token",
     "return_progress",
+    "verbose",
 ];
 
 thread_local! {

@@ -22,7 +22,7 @@ use crate::error::{ApiError, json_response};
 use crate::fields::{self, Notes};
 use crate::listen::turns_true;
 use crate::memory::Permit;
-use crate::sampling::{Settings, describe};
+use crate::sampling::{Settings, describe, described};
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
 
 /// How a route writes its answers.
@@ -62,6 +62,8 @@ pub(crate) struct Plan {
 pub(crate) struct Job {
     serving: Arc<Serving>,
     settings: Settings,
+    /// What `__verbose` says of the first text before there is any of it, if the answer has it.
+    details: Option<Value>,
     watched: Watched,
     /// `num_completions` of each prompt, in the order of the prompts.
     choices: Vec<Choice>,
@@ -236,6 +238,15 @@ impl Job {
         {
             settings.labels.insert("max_tokens_used".to_owned(), used.into());
         }
+        // Told of the first text alone, as nobody looks into several.
+        let details = settings.is_verbose.then(|| {
+            json!({
+                "index": 0, "id_slot": 0, "model": serving.name,
+                "prompt": serving.tokenizer.decode(prompts.first().map_or(&[][..], Vec::as_slice), false),
+                "tokens_evaluated": prompts.first().map(Vec::len),
+                "generation_settings": described(&settings, serving.most_tokens(wanted)),
+            })
+        });
         let text = Arc::new(settings.text.clone());
         let choices = (0..prompts.len() * settings.num_completions)
             .map(|_| Choice::new(Arc::clone(&serving.tokenizer), Arc::clone(&text)))
@@ -254,6 +265,7 @@ impl Job {
         Ok(Self {
             serving,
             settings,
+            details,
             watched,
             choices,
             prompt_tokens,
@@ -320,11 +332,15 @@ impl Job {
             }
         }
         self.finished(texts.iter().filter_map(|text| text.finish.as_ref()));
+        let details = texts.first().and_then(|text| self.details(&text.token_ids, text.finish.as_ref()));
         let choices = texts.into_iter().enumerate().map(|(index, text)| format.whole(index, text)).collect();
         let mut answer = format.envelope(choices, false);
         answer["usage"] = self.usage();
         if self.settings.times_tokens {
             answer["timings"] = self.timings_of_all();
+        }
+        if let Some(details) = details {
+            answer["__verbose"] = details;
         }
         answer["x_hotmetal"] = self.facts();
         Ok(answer)
@@ -361,6 +377,10 @@ impl Job {
                     let Some(choice) = format.chunk(index, delta) else { continue };
                     let mut chunk = self.chunk(&format, vec![choice]);
                     if !self.watched.running.is_live() {
+                        // The text was sent before.
+                        if let Some(details) = self.details(&[], finishes.first()) {
+                            chunk["__verbose"] = details;
+                        }
                         chunk["x_hotmetal"] = self.facts();
                     }
                     sender.send(&chunk).await?;
@@ -379,6 +399,22 @@ impl Job {
             sender.send(&chunk).await?;
         }
         sender.done().await
+    }
+
+    /// What llama.cpp's own route says of a text of these tokens, where the request asks for it.
+    fn details(&self, tokens: &[u32], finish: Option<&Finish>) -> Option<Value> {
+        let mut details = self.details.clone()?;
+        let (stop_type, stopping_word) = finish.map_or(("limit", ""), Finish::native);
+        let (usage, prompt_tokens) = (self.usage_of(0), details["tokens_evaluated"].as_u64().unwrap_or_default());
+        let of_text = json!({
+            "content": self.serving.tokenizer.decode(tokens, self.settings.text.skip_special), "tokens": tokens,
+            "stop": true, "stop_type": stop_type, "stopping_word": stopping_word, "truncated": false,
+            "tokens_predicted": usage.generated_tokens, "tokens_cached": usage.cached_tokens,
+            "timings": self.timings(prompt_tokens as usize, usage),
+        });
+        let of_text = of_text.as_object().into_iter().flatten();
+        of_text.for_each(|(name, value)| details[name.as_str()] = value.clone());
+        Some(details)
     }
 
     /// A chunk that says how far the prompts are.

@@ -20,9 +20,9 @@ use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, only, string, wrong};
 use crate::generation::{Plan, prepared};
 use crate::grammar;
-use crate::llama_cpp::text::{self, NativeText, TextForm, described};
+use crate::llama_cpp::text::{self, NativeText, TextForm};
 use crate::llama_cpp::{self, samplers};
-use crate::sampling::{self, Settings};
+use crate::sampling::{self, Settings, described};
 use crate::security::KeyNumber;
 
 /// Other files of one request, at most.

@@ -81,6 +81,7 @@ pub(crate) const FIELDS: &[Field] = &[
     applied("return_token_ids"),
     applied("timings_per_token"),
     applied("return_progress"),
+    applied("verbose"),
     applied("repetition_penalty"),
     only("best_of", |value| value == 1, "each text is sampled once and none is thrown away"),
     hint("store", "nothing is stored here"),
@@ -108,6 +109,8 @@ pub(crate) struct Settings {
     pub(crate) times_tokens: bool,
     /// A stream of those routes says how far the prompt is.
     pub(crate) shows_progress: bool,
+    /// An answer of those routes tells what llama.cpp's own route says of a text.
+    pub(crate) is_verbose: bool,
     /// `user` and `metadata`, given back.
     pub(crate) labels: Map<String, Value>,
     /// What the text is to keep to, until that is compiled.
@@ -155,6 +158,7 @@ impl Settings {
             return_token_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
             times_tokens: false,
             shows_progress: false,
+            is_verbose: false,
             labels: labels(fields)?,
             ignore_eos: match fields.boolean("ignore_eos")?.unwrap_or(false) {
                 true if asked.is_some() => {
@@ -174,10 +178,11 @@ impl Settings {
         })
     }
 
-    /// Takes whether the answer has llama.cpp's times and progress, on the routes of OpenAI's interface.
+    /// Takes whether the answer has llama.cpp's times, progress and details, on the routes of OpenAI's interface.
     pub(crate) fn take_times(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         self.times_tokens = fields.boolean("timings_per_token")?.unwrap_or(false);
         self.shows_progress = fields.boolean("return_progress")?.unwrap_or(false);
+        self.is_verbose = fields.boolean("verbose")?.unwrap_or(false);
         Ok(())
     }
 
@@ -226,6 +231,21 @@ impl Settings {
             ..Request::new(prompt, self.sampling.clone())
         }
     }
+}
+
+/// `generation_settings` of an answer in llama.cpp's form.
+pub(crate) fn described(settings: &Settings, max_tokens: Option<usize>) -> Value {
+    let mut described = describe(&settings.sampling);
+    for (name, value) in [
+        ("seed", json!(settings.sampling.seed)),
+        ("n_predict", max_tokens.map_or(json!(-1), |most| json!(most))),
+        ("stop", json!(settings.text.stop)),
+        ("ignore_eos", json!(settings.ignore_eos)),
+        ("stream", json!(settings.stream)),
+    ] {
+        described[name] = value;
+    }
+    described
 }
 
 /// Whether a stream ends with its usage, and whether each chunk has it.

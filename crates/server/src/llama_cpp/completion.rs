@@ -9,7 +9,7 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 use tokenizer::{Around, ParseSpecial};
 
-use super::text::{self, NativeText, TextForm, described};
+use super::text::{self, NativeText, TextForm};
 use super::{COMMON, samplers};
 use crate::abandoned;
 use crate::app::{App, Serving};
@@ -18,7 +18,7 @@ use crate::fields::{Field, Fields, applied, hint, only, wrong};
 use crate::generation::{Plan, prepared};
 use crate::grammar;
 use crate::prompts;
-use crate::sampling::{self, PROMPTS_MAX, Settings};
+use crate::sampling::{self, PROMPTS_MAX, Settings, described};
 use crate::security::KeyNumber;
 use crate::token_rules;
 

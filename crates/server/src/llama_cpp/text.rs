@@ -15,7 +15,7 @@ use crate::error::{ApiError, json_response};
 use crate::fields::{Fields, ignore};
 use crate::generation::{Event, Job, Plan};
 use crate::logprobs;
-use crate::sampling::{Settings, describe};
+use crate::sampling::Settings;
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
 
 /// What a request says about its answers.
@@ -83,21 +83,6 @@ impl TextForm {
         let checked = settings.sampling.check(serving.engine.config().vocab_size);
         checked.map_err(|error| ApiError::from(error).with_param("top_logprobs", "n_probs"))
     }
-}
-
-/// `generation_settings` of an answer.
-pub(crate) fn described(settings: &Settings, max_tokens: Option<usize>) -> Value {
-    let mut described = describe(&settings.sampling);
-    for (name, value) in [
-        ("seed", json!(settings.sampling.seed)),
-        ("n_predict", max_tokens.map_or(json!(-1), |most| json!(most))),
-        ("stop", json!(settings.text.stop)),
-        ("ignore_eos", json!(settings.ignore_eos)),
-        ("stream", json!(settings.stream)),
-    ] {
-        described[name] = value;
-    }
-    described
 }
 
 /// An answer on its way.
@@ -207,13 +192,7 @@ impl NativeText {
     /// The whole answer, or the last event of a stream, whose text was sent before.
     fn answer(&self, index: usize, is_whole: bool, job: &Job) -> Value {
         let usage = job.usage_of(index);
-        let finish = self.finish.as_ref();
-        let stop = finish.map(|finish| (finish.reason, finish.stop.as_str()));
-        let (stop_type, stopping_word) = match stop {
-            Some(("stop", Some(word))) => ("word", word),
-            Some(("stop", None)) => ("eos", ""),
-            _ => ("limit", ""),
-        };
+        let (stop_type, stopping_word) = self.finish.as_ref().map_or(("limit", ""), Finish::native);
         let mut answer = json!({
             "index": index,
             "content": if is_whole { &*self.text } else { "" },

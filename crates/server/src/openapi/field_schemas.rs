@@ -181,6 +181,7 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         | "timings_per_token"
         | "return_documents"
         | "return_progress"
+        | "verbose"
         | "post_sampling_probs"
         | "echo" => boolean(),
         "logprobs" if path == "/v1/completions" => json!({"type": "integer", "minimum": 0, "maximum": 20}),

@@ -163,6 +163,12 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
                 token["prob"].is_number() && token["top_probs"].is_array() && token["logprob"].is_null()
             })
         }
+        (CHAT | TEXT, "n_predict") => {
+            case_with(json!({"max_tokens": null}), json!(5), |_, answer| answer["usage"]["completion_tokens"] == 5)
+        }
+        (CHAT | TEXT, "verbose") => case(json!(true), |before, answer| {
+            before["__verbose"].is_null() && answer["__verbose"]["generation_settings"]["n_predict"] == 8
+        }),
         (_, "timings_per_token") => case(json!(true), |_, answer| answer["timings"]["predicted_n"] == 8),
         (_, "return_progress") => case(json!(true), |before, answer| text(before) == text(answer)),
         (INFILL | "/completion", "n_predict") => {

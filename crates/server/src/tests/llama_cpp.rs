@@ -415,6 +415,50 @@ async fn a_prompt_that_is_too_long_is_told_in_both_forms() {
     assert_eq!((&other["error"]["type"], &other["error"]["n_ctx"]), (&json!("invalid_request_error"), &Value::Null));
 }
 
+/// What llama.cpp's own route says of a text, where a request of OpenAI's interface asks for it.
+#[tokio::test]
+async fn an_answer_has_its_details_where_they_are_asked_for() {
+    let app = app();
+    let native = ok(&app, COMPLETION, &once()).await;
+    let body = json!({"prompt": once()["prompt"], "n_predict": 8, "seed": once()["seed"], "verbose": true});
+    let answer = ok(&app, TEXT, &body).await;
+    let details = &answer["__verbose"];
+    for name in ["content", "prompt", "tokens_predicted", "tokens_evaluated", "stop", "stop_type", "stopping_word"] {
+        assert_eq!(details[name], native[name], "{name}");
+    }
+    assert_eq!(details["generation_settings"]["seed"], native["generation_settings"]["seed"]);
+    assert_eq!(details["tokens"].as_array().unwrap().len(), 8);
+    let chat = with(&hello(), json!({"verbose": true}));
+    let details = &ok(&app, CHAT, &chat).await["__verbose"];
+    let rendered = ok(&app, "/apply-template", &json!({"messages": hello()["messages"]})).await;
+    assert_eq!(details["prompt"], rendered["prompt"]);
+    // A stream has it in its last chunk alone.
+    let chunks = stream(&app, CHAT, &chat).await;
+    let (last, before) = chunks.split_last().unwrap();
+    assert_eq!((&last["__verbose"]["prompt"], &last["__verbose"]["content"]), (&rendered["prompt"], &json!("")));
+    assert!(before.iter().all(|chunk| chunk["__verbose"].is_null()), "{before:?}");
+    assert!(ok(&app, CHAT, &with(&hello(), json!({"verbose": false}))).await["__verbose"].is_null());
+}
+
+/// llama-server takes its own name of the limit on the routes of OpenAI's interface, too.
+#[tokio::test]
+async fn a_limit_has_llama_cpps_name_on_every_route() {
+    let app = app();
+    let chat = json!({"messages": hello()["messages"], "seed": 3});
+    let text = json!({"prompt": "Once", "seed": 3, "ignore_eos": true});
+    for (path, body) in [(CHAT, &chat), (TEXT, &text)] {
+        let generated =
+            async |change: Value| ok(&app, path, &with(body, change)).await["usage"]["completion_tokens"].clone();
+        assert_eq!(generated(json!({"n_predict": 5})).await, 5, "{path}");
+        assert_eq!(generated(json!({"n_predict": 5, "max_tokens": 5})).await, 5, "{path}");
+        let (status, _, answer) = post(&app, path, &with(body, json!({"n_predict": 5, "max_tokens": 6}))).await;
+        assert_eq!((status, &answer["error"]["param"]), (StatusCode::BAD_REQUEST, &json!("n_predict")), "{path}");
+    }
+    // No limit, where OpenAI's interface has one if nothing is said.
+    let whole = ok(&app, TEXT, &with(&text, json!({"n_predict": -1}))).await;
+    assert!(whole["usage"]["completion_tokens"].as_u64() > Some(16), "{whole}");
+}
+
 /// Each route is there without `/v1`, too.
 #[tokio::test]
 async fn routes_are_there_without_their_version() {
