@@ -37,6 +37,43 @@ fn string_arguments_become_the_object_in_them() {
 }
 
 #[test]
+fn arguments_are_a_text_where_a_template_takes_no_object() {
+    let adds =
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ '>' + c.function.arguments }}{% endfor %}{% endfor %}";
+    let capabilities = template(adds).capabilities().clone();
+    assert!(capabilities.text_arguments && capabilities.tool_calls && capabilities.parallel_tool_calls);
+    let spaced = ">{\"b\": [1, 2.5], \"a\": {\"é\": \"x, y:z\"}}";
+    for arguments in [json!({"b": [1, 2.5], "a": {"é": "x, y:z"}}), json!("{\"b\":[1,2.5],\"a\":{\"é\":\"x, y:z\"}}")]
+    {
+        assert_eq!(render(adds, &called(arguments)), spaced);
+    }
+    assert_eq!(render(adds, &called(json!({}))), ">{}");
+    // What holds no object is what the model wrote.
+    assert_eq!(render(adds, &called(json!("[1,2"))), ">[1,2");
+    let prints = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments }}{% endfor %}{% endfor %}";
+    assert!(!template(prints).capabilities().text_arguments);
+}
+
+/// SmolLM3's template shows functions, and under a name of its own.
+#[test]
+fn tools_are_shown_where_their_name_is_xml_tools() {
+    let source =
+        "{% if xml_tools %}{% for t in xml_tools[:] %}{{ t | string }}{% endfor %}{% endif %}{{ messages[0].content }}";
+    let template = template(source);
+    assert!(template.supports_tools());
+    let (messages, tools) =
+        ([json!({"role": "user", "content": "x"})], [json!({"type": "function", "function": {"name": "f"}})]);
+    let input = RenderInput { tools: Some(&tools), ..RenderInput::new(&messages, PrimitiveDateTime::MIN) };
+    assert_eq!(template.render(&input).unwrap(), "{'name': 'f'}x");
+    // A request may say which form it wants.
+    let extra = serde_json::Map::from_iter([("python_tools".to_owned(), json!([]))]);
+    assert_eq!(template.render(&RenderInput { extra, ..input.clone() }).unwrap(), "x");
+    // Other templates have no use for it.
+    let usual = self::template("{{ tools is none }}{{ xml_tools is defined }}{{ messages[0].content }}");
+    assert_eq!(usual.render(&input).unwrap(), "FalseFalsex");
+}
+
+#[test]
 fn null_content_is_empty_where_a_template_would_print_none() {
     let messages = [json!({ "role": "assistant", "content": null, "tool_calls": [] })];
     assert_eq!(render("{% for m in messages %}[{{ m.content }}]{{ m.tool_calls }}{% endfor %}", &messages), "[][]");

@@ -18,6 +18,8 @@ pub struct Capabilities {
     pub tool_calls: bool,
     /// Two tool calls in one message both appear.
     pub parallel_tool_calls: bool,
+    /// Arguments of a call appear as a text alone: the template adds them to other texts, so that it fails on an object.
+    pub text_arguments: bool,
     /// Results in messages of role `tool` appear.
     pub tool_results: bool,
     /// Reasoning of an earlier turn appears, or `enable_thinking` changes the prompt.
@@ -47,6 +49,7 @@ impl Default for Capabilities {
             tools: false,
             tool_calls: false,
             parallel_tool_calls: false,
+            text_arguments: false,
             tool_results: false,
             thinking: false,
             content: Content::Both,
@@ -91,7 +94,11 @@ impl Capabilities {
         let said = |role: &str, text: &str| json!({ "role": role, "content": shape(text) });
 
         // Mistral's templates want ids of nine characters.
-        let call = |id: &str, mark: &str| json!({ "id": id, "type": "function", "function": { "name": "probe", "arguments": { "value": mark } } });
+        let call_with = |id: &str, mark: &str, as_text: bool| {
+            let object = json!({ "value": mark });
+            let arguments = if as_text { Json::from(object.to_string()) } else { object };
+            json!({ "id": id, "type": "function", "function": { "name": "probe", "arguments": arguments } })
+        };
         let answer =
             |content: Json, calls: Vec<Json>| json!({ "role": "assistant", "content": content, "tool_calls": calls });
         let result = |id: &str, text: &str| json!({ "role": "tool", "tool_call_id": id, "name": "probe", "content": shape(text) });
@@ -106,6 +113,9 @@ impl Capabilities {
                 probe.render(messages).is_some_and(|text| marks.iter().all(|mark| text.contains(mark)))
             })
         };
+        let shows_call = |as_text| shows_calls(&[call_with("call00001", MARK, as_text)], &[MARK]);
+        let text_arguments = !shows_call(false) && shows_call(true);
+        let call = |id: &str, mark: &str| call_with(id, mark, text_arguments);
         let tool_results = contents.iter().any(|content| {
             let turn = answer(content.clone(), vec![call("call00001", "x")]);
             probe.shows(&[said("user", "hello"), turn, result("call00001", MARK)], MARK)
@@ -128,6 +138,7 @@ impl Capabilities {
                 &[call("call00001", MARK), call("call00002", OTHER_MARK)],
                 &[MARK, OTHER_MARK],
             ),
+            text_arguments,
             tool_results,
             thinking: probe.shows_thinking(&said("user", "hello"), &shape("yes")),
             content,

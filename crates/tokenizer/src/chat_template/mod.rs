@@ -221,8 +221,8 @@ impl ChatTemplate {
     /// Renders a conversation.
     ///
     /// Messages are first brought into the shape that transformers passes, and that this template can show: string
-    /// `arguments` of tool calls that hold a JSON object become that object, reasoning is put under each of its
-    /// names, a `null` content becomes an empty one where the template would print `None`, and lists of text parts
+    /// `arguments` of tool calls that hold a JSON object become that object (or its text, where the template takes only
+    /// texts), reasoning is put under each of its names, a `null` content becomes an empty one where the template would print `None`, and lists of text parts
     /// become strings (joined by newlines) where the template takes only strings.
     ///
     /// # Errors
@@ -280,6 +280,13 @@ impl ChatTemplate {
         missing.into_iter().filter(|(supported, _)| !supported).map(|(_, warning)| warning).collect()
     }
 
+    /// Whether tools are looked up by the name and in the form that SmolLM3's template has for them: functions alone. A
+    /// request may say by itself which of its two forms of tools the template is to show.
+    fn takes_xml_tools(&self, variables: &serde_json::Map<String, Json>) -> bool {
+        let is_said = [XML_TOOLS, "python_tools"].iter().any(|name| variables.contains_key(*name));
+        self.reads(XML_TOOLS) && !self.reads("tools") && !is_said
+    }
+
     /// Renders messages as they are.
     fn render_messages(
         &self,
@@ -301,6 +308,10 @@ impl ChatTemplate {
         let or_null = |items: Option<&[Json]>| items.map_or(Json::Null, |items| Json::Array(items.to_vec()));
         variables.insert("messages".to_owned(), Json::Array(messages));
         variables.insert("tools".to_owned(), or_null(input.tools));
+        if let Some(tools) = input.tools.filter(|_| self.takes_xml_tools(&variables)) {
+            let functions = tools.iter().map(|tool| tool.get("function").unwrap_or(tool).clone()).collect();
+            variables.insert(XML_TOOLS.to_owned(), Json::Array(functions));
+        }
         variables.insert("documents".to_owned(), or_null(input.documents));
         variables.insert("add_generation_prompt".to_owned(), input.add_generation_prompt.into());
         let output_bytes_max = self.limits.output_bytes.saturating_add(bytes.saturating_mul(4));
@@ -338,6 +349,9 @@ fn normalized(source: &str) -> String {
     }
     out
 }
+
+/// SmolLM3's name for tools that are called as JSON.
+const XML_TOOLS: &str = "xml_tools";
 
 /// How deep the input may be; `serde_json` reads no deeper.
 const INPUT_DEPTH_MAX: usize = 128;

@@ -1,5 +1,9 @@
 //! Messages from OpenAI's shape into the shape that templates are written for.
 
+use std::io::{self, Write};
+
+use serde::Serialize as _;
+use serde_json::ser::Formatter;
 use serde_json::{Map, Value as Json};
 
 use super::TemplateError;
@@ -18,27 +22,61 @@ pub(super) fn messages(messages: &[Json], capabilities: &Capabilities) -> Result
             });
         };
         let mut message = message.clone();
-        parse_arguments(&mut message);
+        arguments_of(&mut message).for_each(parse_arguments);
+        if capabilities.text_arguments {
+            arguments_of(&mut message).for_each(write_arguments);
+        }
         adapt_content(index, &mut message, capabilities)?;
         Ok(Json::Object(alias_reasoning(message)))
     };
     messages.iter().enumerate().map(prepare).collect()
 }
 
+/// The arguments of a message's tool calls.
+fn arguments_of(message: &mut Map<String, Json>) -> impl Iterator<Item = &mut Json> {
+    let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut);
+    calls.into_iter().flatten().filter_map(|call| {
+        let is_function = call.get("function").is_some();
+        let named = if is_function { call.get_mut("function") } else { Some(call) };
+        named.and_then(|named| named.get_mut("arguments"))
+    })
+}
+
 /// OpenAI passes the arguments of a tool call as a string of JSON; templates expect the object in it. Text that holds
 /// no object is kept: it is what the model wrote.
-fn parse_arguments(message: &mut Map<String, Json>) {
-    let calls = message.get_mut("tool_calls").and_then(Json::as_array_mut);
-    for call in calls.into_iter().flatten() {
-        let arguments = match call.get_mut("function") {
-            Some(function) => function.get_mut("arguments"),
-            None => call.get_mut("arguments"),
-        };
-        let Some(arguments) = arguments else { continue };
-        let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Json>>(text).ok());
-        if let Some(object) = parsed {
-            *arguments = Json::Object(object);
+fn parse_arguments(arguments: &mut Json) {
+    let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Map<String, Json>>(text).ok());
+    if let Some(object) = parsed {
+        *arguments = Json::Object(object);
+    }
+}
+
+/// Some templates expect the text.
+fn write_arguments(arguments: &mut Json) {
+    if arguments.is_object() {
+        let mut text = Vec::new();
+        let mut serializer = serde_json::Serializer::with_formatter(&mut text, Spaced);
+        // A value that was parsed can be written, and is UTF-8.
+        if arguments.serialize(&mut serializer).is_ok() {
+            *arguments = String::from_utf8_lossy(&text).into();
         }
+    }
+}
+
+/// JSON as Python writes it, which is what models have seen: with a space behind each comma and colon.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        self.begin_array_value(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
     }
 }
 
