@@ -1,4 +1,5 @@
-//! `/v1/embeddings`: one vector for each text, pooled from what the final norm makes of its tokens.
+//! `/v1/embeddings`, and `/pooling` in vLLM's form: one vector for each text, pooled from what the final norm makes of its
+//! tokens.
 
 use std::sync::Arc;
 
@@ -15,9 +16,11 @@ use tokenizer::Around;
 
 use crate::app::{App, Serving};
 use crate::blocking::blocking;
+use crate::clock::unix_time;
 use crate::error::{ApiError, json_response};
 use crate::fields::{Field, Fields, applied, hint, only, wrong};
 use crate::generation::{Watched, failed, prepared};
+use crate::ids::random_id;
 use crate::prompts::{self, Form, TooLong};
 use crate::sampling::{self, cache_domain, labels, priority};
 use crate::security::KeyNumber;
@@ -47,6 +50,14 @@ pub(crate) const FIELDS: &[Field] = &[
 ];
 
 const KNOWN: &[&[Field]] = &[FIELDS];
+
+/// Fields of `/pooling` besides.
+pub(crate) const POOLING: &[Field] = &[
+    only("task", |task| task == "embed", "one vector for each text is what there is here"),
+    hint("softmax", "a vector of a text is no list of classes"),
+    hint("activation", "a vector of a text is no list of classes"),
+    hint("use_activation", "a vector of a text is no list of classes"),
+];
 
 /// What a request asks for.
 pub(crate) struct Wanted {
@@ -80,17 +91,50 @@ pub(crate) async fn embeddings(
     Extension(KeyNumber(key)): Extension<KeyNumber>,
     request: Request<Body>,
 ) -> Result<Response, ApiError> {
+    let prepare: Prepare = |body, serving, key| prepare_cut(body, serving, key, TooLong::Refused, KNOWN);
+    vectors(app, key, request, prepare, |wanted, computed, serving| {
+        let entry = |(index, vector)| json!({"object": "embedding", "index": index, "embedding": vector});
+        wanted.answer(computed, serving, entry)
+    })
+    .await
+}
+
+/// Answers with the same vectors as vLLM does.
+pub(crate) async fn pooling(
+    State(app): State<App>,
+    Extension(KeyNumber(key)): Extension<KeyNumber>,
+    request: Request<Body>,
+) -> Result<Response, ApiError> {
+    const KNOWN: &[&[Field]] = &[FIELDS, POOLING];
+    let prepare: Prepare = |body, serving, key| prepare_cut(body, serving, key, TooLong::Refused, KNOWN);
+    vectors(app, key, request, prepare, |wanted, computed, serving| {
+        let entry = |(index, vector)| json!({"object": "pooling", "index": index, "data": vector});
+        let mut answer = wanted.answer(computed, serving, entry);
+        answer["id"] = random_id("pool").into();
+        answer["created"] = unix_time().into();
+        answer
+    })
+    .await
+}
+
+/// Reads what a request of this key asks for.
+type Prepare = fn(Value, &Arc<Serving>, u64) -> Result<Wanted, ApiError>;
+
+/// Computes what a request asks for, and answers in the form of its route.
+async fn vectors(
+    app: App,
+    key: u64,
+    request: Request<Body>,
+    prepare: Prepare,
+    answer: impl FnOnce(&Wanted, Computed, &Serving) -> Value + Send + 'static,
+) -> Result<Response, ApiError> {
     let (serving, mut wanted, notes, mut memory) = prepared(&app, key, request, prepare).await?;
     // The ids of all texts wait here, and the vectors come; texts and bodies are gone.
     memory.shrink_to(wanted.memory(&serving));
     notes.report(&mut wanted.labels);
     let computed = wanted.compute(&app, &serving).await?;
     // Of two thousand texts it is megabytes of numbers.
-    blocking(move || Ok(wanted.answer(computed, &serving))).await
-}
-
-fn prepare(body: Value, serving: &Arc<Serving>, key: u64) -> Result<Wanted, ApiError> {
-    prepare_cut(body, serving, key, TooLong::Refused)
+    blocking(move || Ok(json_response(StatusCode::OK, &answer(&wanted, computed, &serving)))).await
 }
 
 /// A vector of a part of the features is one only of models that were trained for it.
@@ -103,14 +147,25 @@ pub(crate) fn check_dimensions(dimensions: Option<Value>, hidden_size: usize) ->
     }
 }
 
-/// What a request asks for, with this done about texts that are too long.
-pub(crate) fn prepare_cut(
+/// What a request to `/v1/embeddings` asks for, with this done about texts that are too long.
+pub(crate) fn prepare_as_openai(
     body: Value,
     serving: &Arc<Serving>,
     key: u64,
     too_long: TooLong,
 ) -> Result<Wanted, ApiError> {
-    let mut fields = Fields::new(body, KNOWN)?;
+    prepare_cut(body, serving, key, too_long, KNOWN)
+}
+
+/// The same, to a route with these fields.
+fn prepare_cut(
+    body: Value,
+    serving: &Arc<Serving>,
+    key: u64,
+    too_long: TooLong,
+    known: &[&[Field]],
+) -> Result<Wanted, ApiError> {
+    let mut fields = Fields::new(body, known)?;
     serving.check_model(fields.string("model")?.as_deref())?;
     let Some(hidden_size) = serving.hidden_size else {
         let message =
@@ -165,7 +220,7 @@ pub(crate) fn prepare_cut(
         caller: key,
         labels: labels(&mut fields)?,
     };
-    fields.finish(KNOWN)?;
+    fields.finish(known)?;
     Ok(wanted)
 }
 
@@ -216,20 +271,16 @@ impl Wanted {
         }
     }
 
-    /// The answer with all vectors.
-    fn answer(&self, computed: Computed, serving: &Serving) -> Response {
+    /// The answer with all vectors, each with its place as `entry` writes it.
+    fn answer(&self, computed: Computed, serving: &Serving, entry: impl Fn((usize, Value)) -> Value) -> Value {
         let (prompt_tokens, facts) = (computed.prompt_tokens, self.facts(&computed, serving));
-        let entry = |(index, vector): (usize, Vec<f32>)| {
-            let vector = self.written(vector);
-            json!({"object": "embedding", "index": index, "embedding": vector})
-        };
-        let data: Vec<Value> = computed.vectors.into_iter().enumerate().map(entry).collect();
-        let answer = json!({
+        let vectors = computed.vectors.into_iter().map(|vector| self.written(vector));
+        let data: Vec<Value> = vectors.enumerate().map(entry).collect();
+        json!({
             "object": "list", "data": data, "model": serving.name,
             "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
             "x_hotmetal": facts,
-        });
-        json_response(StatusCode::OK, &answer)
+        })
     }
 
     /// `x_hotmetal`.

@@ -119,6 +119,16 @@ pub(crate) const BODY_ROUTES: &[BodyRoute] = &[
         stream: None,
     },
     BodyRoute {
+        path: "/pooling",
+        aliases: &["/v1/pooling"],
+        handler: || post(embeddings::pooling),
+        summary: "Vectors of texts, in vLLM's form",
+        known: &[embeddings::FIELDS, embeddings::POOLING],
+        required: &["input"],
+        answer: "EmbeddingList",
+        stream: None,
+    },
+    BodyRoute {
         path: "/v1/score",
         aliases: &["/score"],
         handler: || post(score::score),

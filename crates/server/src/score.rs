@@ -184,7 +184,7 @@ fn vectors(
         Some(_) => name.to_owned(),
         None => path.to_owned(),
     };
-    fields::inner(rename, || embeddings::prepare_cut(inner.into(), serving, key, TooLong::Refused))
+    fields::inner(rename, || embeddings::prepare_as_openai(inner.into(), serving, key, TooLong::Refused))
 }
 
 /// The cosine of the angle between two vectors, from -1 to 1; 0 where one has no length.

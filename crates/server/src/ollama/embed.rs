@@ -156,7 +156,7 @@ fn prepare(
         "input" => name.to_owned(),
         other => other.to_owned(),
     };
-    let mut wanted = fields::inner(rename, || openai::prepare_cut(inner.into(), serving, key, too_long))?;
+    let mut wanted = fields::inner(rename, || openai::prepare_as_openai(inner.into(), serving, key, too_long))?;
     wanted.input_field = name;
     Ok(Asked { model, wanted: Some(wanted) })
 }

@@ -146,7 +146,7 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         (CHAT, "truncate_prompt_tokens") => case(json!(5), |_, answer| {
             answer["usage"]["prompt_tokens"] == 5 && answer["x_hotmetal"]["prompt_truncated"] == true
         }),
-        (EMBED, "truncate_prompt_tokens") => case(json!(2), |_, answer| {
+        (EMBED | POOLING, "truncate_prompt_tokens") => case(json!(2), |_, answer| {
             answer["usage"]["prompt_tokens"] == 2 && answer["x_hotmetal"]["truncated"] == json!([0])
         }),
         (CHAT, "prompt_logprobs") => case(json!(2), |_, answer| {
@@ -255,7 +255,7 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
             case(json!({"300": 100}), |_, answer| answer["x_hotmetal"]["sampling"]["logit_bias"]["300"] == 100.0)
         }
         // Who goes first shows where requests wait: `load` holds it; here, that it is read.
-        (EMBED, "priority") => case(json!(5), |before, answer| before["data"] == answer["data"]),
+        (EMBED | POOLING, "priority") => case(json!(5), |before, answer| before["data"] == answer["data"]),
         (_, "priority") => case(json!(5), |before, answer| before["choices"] == answer["choices"]),
         (_, "cache_salt") => case(json!("mine"), |_, answer| answer["x_hotmetal"]["cached_tokens"] == 0),
         (_, "user") => case(json!("somebody"), |_, answer| answer["x_hotmetal"]["user"] == "somebody"),
@@ -283,22 +283,27 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         (TEXT, "prompt") => case(json!("Another beginning of a tale"), |before, answer| text(before) != text(answer)),
         // The vocabulary has nothing to put before a text, so that it is read shows where it contradicts.
         (TEXT, "add_special_tokens") => case(json!(false), |before, answer| before["choices"] == answer["choices"]),
-        (EMBED, "input") => case(json!(["Once upon a time", [5, 6, 7]]), |before, answer| {
+        (EMBED | POOLING, "input") => case(json!(["Once upon a time", [5, 6, 7]]), |before, answer| {
             before["data"][0] == answer["data"][0] && answer["data"][1]["index"] == 1
         }),
         (EMBED, "encoding_format") => {
             case(json!("base64"), |_, answer| answer["data"][0]["embedding"].as_str().unwrap().len() == 44)
         }
-        (EMBED, "dimensions") => {
+        (POOLING, "encoding_format") => {
+            case(json!("base64"), |_, answer| answer["data"][0]["data"].as_str().unwrap().len() == 44)
+        }
+        (EMBED | POOLING, "dimensions") => {
             case(json!(NULL_HIDDEN_SIZE), |_, answer| answer["x_hotmetal"]["dimensions"] == NULL_HIDDEN_SIZE)
         }
-        (EMBED, "pooling") => case(json!("last"), |before, answer| {
+        (EMBED | POOLING, "pooling") => case(json!("last"), |before, answer| {
             answer["x_hotmetal"]["pooling"] == "last" && before["data"] != answer["data"]
         }),
-        (EMBED, "normalize") => case(json!(false), |before, answer| {
+        (EMBED | POOLING, "normalize") => case(json!(false), |before, answer| {
             answer["x_hotmetal"]["normalized"] == false && before["data"] != answer["data"]
         }),
-        (EMBED, "add_special_tokens") => case(json!(false), |before, answer| before["data"] == answer["data"]),
+        (EMBED | POOLING, "add_special_tokens") => {
+            case(json!(false), |before, answer| before["data"] == answer["data"])
+        }
         ("/tokenize", "prompt") => {
             case_with(json!({"messages": null}), json!("a b"), |_, answer| answer["count"].as_u64() > Some(0))
         }
@@ -319,7 +324,7 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         (TEXT, "parse_special") => case_with(json!({"prompt": "<|im_end|>"}), json!(false), |_, answer| {
             answer["usage"]["prompt_tokens"].as_u64() > Some(2)
         }),
-        (EMBED, "parse_special") => case_with(json!({"input": "<|im_end|>"}), json!(false), |_, answer| {
+        (EMBED | POOLING, "parse_special") => case_with(json!({"input": "<|im_end|>"}), json!(false), |_, answer| {
             answer["usage"]["prompt_tokens"].as_u64() > Some(2)
         }),
         ("/tokenize", "return_token_strs") => case(json!(true), |_, answer| answer["token_strs"][0] == "<|im_start|>"),

@@ -65,6 +65,11 @@ fn routes() -> Vec<Route> {
         },
         Route { path: EMBED, known: vec![embeddings::FIELDS], body: json!({"input": "Once upon a time"}) },
         Route {
+            path: POOLING,
+            known: vec![embeddings::FIELDS, embeddings::POOLING],
+            body: json!({"input": "Once upon a time"}),
+        },
+        Route {
             path: OLLAMA,
             known: vec![ollama::COMMON, ollama::CHAT],
             body: json!({
@@ -298,7 +303,7 @@ async fn a_field_of_the_wrong_type_or_range_is_named() {
                 if field.name == "top_logprobs" {
                     body["logprobs"] = json!(true);
                 }
-                if path != EMBED
+                if ![EMBED, POOLING].contains(&path)
                     && ["add_special", "parse_special", "add_special_tokens", "content", "prompt"].contains(&field.name)
                 {
                     body.as_object_mut().unwrap().remove("messages");

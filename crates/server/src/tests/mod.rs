@@ -191,6 +191,7 @@ const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 const RESPONSES: &str = "/v1/responses";
 const EMBED: &str = "/v1/embeddings";
+const POOLING: &str = "/pooling";
 const INFILL: &str = "/infill";
 const OLLAMA: &str = "/api/chat";
 

@@ -41,6 +41,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
         (COUNT, json!({"messages": messages})),
         (RESPONSES, json!({"input": "Hello", "max_output_tokens": 4})),
         (EMBED, json!({"input": "Hello"})),
+        (POOLING, json!({"input": "Hello"})),
         ("/tokenize", json!({"prompt": "Hello"})),
         ("/detokenize", json!({"tokens": [5, 6]})),
         ("/apply-template", json!({"messages": messages})),

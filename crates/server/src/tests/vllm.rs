@@ -229,3 +229,20 @@ async fn texts_are_scored_and_put_in_order() {
         assert_eq!((status, &answer["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("no_embeddings")), "{answer}");
     }
 }
+
+/// The vectors are those of `/v1/embeddings`.
+#[tokio::test]
+async fn vectors_have_vllms_form_on_its_own_route() {
+    let app = app();
+    let texts = json!({"input": ["Once upon a time", "far away"], "normalize": false, "pooling": "last"});
+    let expected = ok(&app, EMBED, &texts).await;
+    for path in [POOLING, "/v1/pooling"] {
+        let answer = ok(&app, path, &with(&texts, json!({"task": "embed", "use_activation": true}))).await;
+        assert!(answer["id"].as_str().unwrap().starts_with("pool-") && answer["created"].is_u64(), "{answer}");
+        assert_eq!(answer["x_hotmetal"]["ignored"], json!(["use_activation"]));
+        for (found, expected) in answer["data"].as_array().unwrap().iter().zip(expected["data"].as_array().unwrap()) {
+            assert_eq!((&found["object"], &found["data"]), (&json!("pooling"), &expected["embedding"]));
+        }
+        assert_eq!(refused(&app, path, &with(&texts, json!({"task": "token_embed"}))).await, "task");
+    }
+}
