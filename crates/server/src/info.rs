@@ -171,6 +171,9 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
         Response::new(Body::from(prometheus::write(&app.inner.metrics, app.inner.memory.held(), models)));
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    // llama-server's, from which its clients know that it was started anew.
+    let started = unix_time().saturating_sub(app.inner.started.elapsed().as_secs());
+    response.headers_mut().insert("process-start-time-unix", started.into());
     response
 }
 

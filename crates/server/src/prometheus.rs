@@ -97,7 +97,8 @@ fn write_engine(page: &mut Page, counts: &Counts, serving: &Serving, model: &str
     let (read, written) = (counts.prefill.sum(), counts.decode.sum());
     let rate = |tokens: u64, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
     let help = "Tokens of prompts a second, of requests that have ended.";
-    gauge("llamacpp:prompt_tokens_seconds", help, rate(counts.prompt_tokens, read));
+    let computed = counts.prompt_tokens.saturating_sub(stats.num_prefix_hits);
+    gauge("llamacpp:prompt_tokens_seconds", help, rate(computed, read));
     let help = "Tokens generated a second, of requests that have ended.";
     gauge("llamacpp:predicted_tokens_seconds", help, rate(counts.generated_tokens, written));
     let config = serving.engine.config();
@@ -115,7 +116,10 @@ fn write_engine(page: &mut Page, counts: &Counts, serving: &Serving, model: &str
     let help = "Tokens of prompts that were looked for in the prefix cache.";
     counter("vllm:prefix_cache_queries_total", help, stats.num_prefix_queries);
     counter("vllm:prefix_cache_hits_total", "Those of them that were there.", stats.num_prefix_hits);
-    counter("llamacpp:prompt_tokens_total", "Tokens of prompts.", counts.prompt_tokens);
+    // There, tokens that the cache had are counted apart.
+    counter("llamacpp:prompt_tokens_total", "Tokens of prompts that were computed.", computed);
+    let help = "Tokens of prompts that the prefix cache had.";
+    counter("llamacpp:prompt_tokens_cached_total", help, stats.num_prefix_hits);
     counter("llamacpp:tokens_predicted_total", "Tokens generated.", counts.generated_tokens);
     counter("llamacpp:n_decode_total", "Steps of the engine.", stats.num_steps);
     counter("hotmetal_steps_total", "Steps of the engine.", stats.num_steps);
@@ -126,6 +130,11 @@ fn write_engine(page: &mut Page, counts: &Counts, serving: &Serving, model: &str
     );
     let times = serving.engine.step_times();
     counter("hotmetal_requests_refused_total", "Requests that the engine refused.", counts.refused);
+    let mut seconds = |name, help, times: &Histogram| page.single(name, "counter", help, model, times.sum());
+    let help = "Seconds from requests' starts to their first tokens.";
+    seconds("llamacpp:prompt_seconds_total", help, &counts.prefill);
+    let help = "Seconds from requests' first tokens to their last.";
+    seconds("llamacpp:tokens_predicted_seconds_total", help, &counts.decode);
     let out = page.family("vllm:request_success_total", "counter", "Completions that ended, by reason.");
     for (reason, count) in &counts.finished {
         let _ = writeln!(out, "vllm:request_success_total{{{model},finished_reason=\"{reason}\"}} {count}");

@@ -353,9 +353,19 @@ async fn properties_and_places_are_shown() {
     assert_eq!((status, &refusal["error"]["type"]), (StatusCode::NOT_IMPLEMENTED, &json!("not_supported_error")));
     assert!(refusal["error"]["message"].as_str().unwrap().contains("--no-slots"));
     // The page of counts has llama.cpp's names beside the others.
-    ok(&app, COMPLETION, &once()).await;
-    let page = String::from_utf8(bytes(send(&app, request(Method::GET, "/metrics", "")).await).await.to_vec()).unwrap();
+    let long = json!({"prompt": vec![7; 100], "n_predict": 4, "seed": 3, "ignore_eos": true});
+    let mut timings = Vec::new();
+    for body in [&long, &long] {
+        timings.push(ok(&app, COMPLETION, body).await["timings"].clone());
+    }
+    let sum = |name: &str| timings.iter().map(|timings| timings[name].as_u64().unwrap()).sum::<u64>();
+    assert!(sum("cache_n") > 0, "{timings:?}");
+    let page = send(&app, request(Method::GET, "/metrics", "")).await;
+    assert!(page.headers()["process-start-time-unix"].to_str().unwrap().parse::<u64>().unwrap() > 0);
+    let page = String::from_utf8(bytes(page).await.to_vec()).unwrap();
     for line in [
+        &format!("llamacpp:prompt_tokens_total{{model_name=\"tiny\"}} {}", sum("prompt_n")),
+        &format!("llamacpp:prompt_tokens_cached_total{{model_name=\"tiny\"}} {}", sum("cache_n")),
         "llamacpp:tokens_predicted_total{model_name=\"tiny\"} 8",
         "llamacpp:requests_processing{model_name=\"tiny\"} 0",
     ] {
