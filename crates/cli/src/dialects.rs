@@ -357,8 +357,8 @@ fn reasoning_budget_of_requests(value: &str) -> Choice {
 /// Whether requests that do not say it want thoughts.
 fn reasoning(value: &str) -> Choice {
     match value {
-        "auto" => args(&[]),
-        "on" => args(&["--chat-template-kwargs", r#"{"enable_thinking":true}"#]),
+        // llama-server lets a model think whose template can switch that, and the flag is its own.
+        "auto" | "on" => args(&["--chat-template-kwargs", r#"{"enable_thinking":true}"#]),
         "off" => args(&["--chat-template-kwargs", r#"{"enable_thinking":false}"#]),
         _ => Choice::Refused("expected on, off or auto"),
     }
