@@ -187,7 +187,7 @@ impl Conversation {
 
     /// How the answer to this prompt begins, and its reader.
     fn reader(&self, prompt: &str, serving: &Serving) -> (Reasoning, ReplyReader) {
-        let syntax = serving.tool_form().syntax().filter(|_| self.has_tools());
+        let syntax = serving.tool_form().syntax().filter(|syntax| self.has_tools() || syntax.frames_all());
         let tags = serving.profile(self.has_tools()).thought_tags();
         let reader = |reasoning| ReplyReader::new(reasoning, syntax, Function::offered(&self.tools)).thinking_in(tags);
         let reasoning = serving.profile(self.has_tools()).reasoning(prompt);

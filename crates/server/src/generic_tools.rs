@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use crate::dialect::{TOOL_CALL, TOOL_CALL_END};
+use crate::dialect::{TOOL_CALL, TOOL_CALL_END, write_in_words};
 use crate::messages::text_of;
 
 /// The messages with tools, calls and results in words. Roles are then `system`, `user` and `assistant` alone.
@@ -23,9 +23,7 @@ pub(crate) fn in_words(messages: Vec<Value>, tools: &[Value], shows_system: bool
                 }
             }
             Some("assistant") if !message["tool_calls"].is_null() => {
-                let call = |call: &Value| format!("{}\n{}\n{}", TOOL_CALL.text, call["function"], TOOL_CALL_END.text);
-                let write = |calls: &[Value]| calls.iter().map(call).collect::<Vec<_>>().join("\n");
-                written.push(with_calls_in_text(message, write));
+                written.push(with_calls_in_text(message, write_in_words));
             }
             _ => written.push(message),
         }

@@ -1,9 +1,11 @@
 //! Hermes and Qwen: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`. Most models have seen this form, so it is
 //! also the one in which tools are told to models whose template shows none (`generic_tools.rs`).
 
+use serde_json::Value;
+
 use super::grammar::{Callable, GrammarWriter, quoted};
 use super::marker::{Marker, markers};
-use super::{CallForm, CallStart, Dialect, MarkedCalls};
+use super::{CallForm, CallStart, Dialect, MarkedCalls, Told};
 use crate::error::ApiError;
 
 markers! {
@@ -12,9 +14,9 @@ markers! {
 }
 
 pub(super) static DIALECT: Dialect = Dialect {
-    families: "Hermes, Qwen 2.5 and 3, Granite 4, EXAONE 4, MiMo, Bielik 3",
+    families: "Hermes, Qwen 2.5 and 3, Granite 4, EXAONE 4, MiMo, Bielik 3, SmolLM3",
     written: r#"<tool_call>{"name": …, "arguments": {…}}</tool_call>"#,
-    told: None,
+    told: Some(Told { marker: "<tool_call>\n{\"name\": ", write }),
     is_shown: |call| call.is_near(TOOL_CALL.text) && (call.begins_object() || call.is_near("arguments")),
     has_special_tokens: false,
     spelled: &[TOOL_CALL, TOOL_CALL_END],
@@ -25,6 +27,12 @@ pub(super) static DIALECT: Dialect = Dialect {
     }),
     grammar,
 };
+
+/// Calls as the model writes them.
+pub(crate) fn write(calls: &[Value]) -> String {
+    let call = |call: &Value| format!("{}\n{}\n{}", TOOL_CALL.text, call["function"], TOOL_CALL_END.text);
+    calls.iter().map(call).collect::<Vec<_>>().join("\n")
+}
 
 fn grammar(writer: &mut GrammarWriter, tools: &[Callable]) -> Result<Vec<String>, ApiError> {
     let object = writer.call_object(tools, "arguments");

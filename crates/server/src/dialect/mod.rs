@@ -23,6 +23,7 @@ mod apriel;
 mod command;
 mod deepseek;
 mod deepseek_dsml;
+mod deepseek_fenced;
 mod functionary;
 mod gemma4;
 mod glm;
@@ -37,6 +38,7 @@ mod nemotron;
 mod phi4;
 mod pythonic;
 mod qwen3_coder;
+mod recipients;
 mod seed_oss;
 
 pub(crate) use self::call_reader::CallReader;
@@ -44,7 +46,7 @@ pub(crate) use self::controls::Controls;
 pub(crate) use self::function::Function;
 pub(crate) use self::grammar::{Callable, forced_call};
 pub(crate) use self::harmony::{MessageReader, shows_final_message};
-pub(crate) use self::hermes::{TOOL_CALL, TOOL_CALL_END};
+pub(crate) use self::hermes::{TOOL_CALL, TOOL_CALL_END, write as write_in_words};
 pub(crate) use self::marker::{ById, CONTROL, Marker};
 pub(crate) use self::part::{Part, push_part};
 pub(crate) use self::reading::{OwnReader, ReadStep, Reading, TextEnd, take_until, take_until_any};
@@ -105,6 +107,8 @@ pub(crate) enum CallForm {
         reader: NewReader,
         /// What may stand behind them, and is dropped.
         between: &'static [Marker],
+        /// Whether the reader is for all texts, also those of a model that is offered nothing to call.
+        frames_all: bool,
     },
     /// Calls begin with a marker, wherever in the content.
     Marked(MarkedCalls),
@@ -224,6 +228,11 @@ impl ToolSyntax {
         Self::ALL.iter().copied().find(|syntax| syntax.dialect().told.as_ref().is_some_and(is_told))
     }
 
+    /// Whether a text has to be read by this dialect even where nothing is offered to call.
+    pub(crate) fn frames_all(self) -> bool {
+        matches!(self.dialect().form, CallForm::Leading { frames_all: true, .. })
+    }
+
     /// The first of the list that a chat template shows.
     pub(crate) fn recognised(call: &ShownCall) -> Option<Self> {
         Self::ALL.iter().copied().find(|syntax| (syntax.dialect().is_shown)(call))
@@ -238,6 +247,9 @@ dialects! {
     MistralIds = mistral::IDS_FORM;
     /// `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜>…`, as DeepSeek's V3.1 has it.
     DeepSeek = deepseek::DIALECT;
+    /// The same with `function` in the place of the name, which stands behind `<｜tool▁sep｜>`, and the arguments in a fence
+    /// of Markdown's, as DeepSeek's V3 and R1 have it.
+    DeepSeekFenced = deepseek_fenced::DIALECT;
     /// `<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`, as gpt-oss has it.
     Harmony = harmony::DIALECT;
     /// `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value>…</tool_call>`, as GLM has it.
@@ -272,6 +284,8 @@ dialects! {
     Phi4 = phi4::DIALECT;
     /// `<function=name>{…}</function>`, as functionary 3.1 has it.
     Functionary = functionary::DIALECT;
+    /// `>>>name`, a line's end and `{…}`, as functionary 3.2 has it, where `>>>all` stands before a text.
+    Recipients = recipients::DIALECT;
     /// `[name(key=value, …), …]` and nothing else, as Llama 4 has it with a template for it.
     Pythonic = pythonic::DIALECT;
     /// `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen have it.

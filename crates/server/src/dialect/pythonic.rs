@@ -28,6 +28,7 @@ pub(super) static DIALECT: Dialect = Dialect {
     form: CallForm::Leading {
         reader: || ExpressionReader::boxed_new(&CALLS),
         between: &[Marker::spelled("<|python_end|>")],
+        frames_all: false,
     },
     grammar: |writer, tools| expressions::grammar(&CALLS, ["\"[\"".to_owned(), "\"]\"".to_owned()], writer, tools),
 };

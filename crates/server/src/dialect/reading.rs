@@ -104,6 +104,11 @@ impl Reading {
         self.function(name).is_some()
     }
 
+    /// Whether the name of a function that is offered may begin like this.
+    pub(crate) fn may_be_offered(&self, beginning: &str) -> bool {
+        self.functions.iter().any(|function| function.name.starts_with(beginning))
+    }
+
     /// How a marker of calls stands in the text.
     pub(crate) fn in_calls(&self, marker: Marker) -> &'static str {
         marker.of(self.by_id.calls)

@@ -53,7 +53,8 @@ fn forces(syntax: ToolSyntax, tokenizer: &Tokenizer) -> &'static str {
 
 /// Text in a cell of a table.
 fn code(text: &str) -> String {
-    format!("`{}`", text.trim_end().replace('|', "\\|"))
+    let text = text.trim_end().replace('|', "\\|");
+    if text.contains('`') { format!("```` {text} ````") } else { format!("`{text}`") }
 }
 
 fn page() -> String {

@@ -50,6 +50,28 @@ pub(super) const FAMILIES: &[Family] = &[
         tokens: &[],
     },
     Family {
+        name: "functionary 3.2",
+        syntax: ToolSyntax::Recipients,
+        calls: "{% for c in m.tool_calls %}>>>{{ c.function.name }}\n{{ c.function.arguments | tojson }}{% endfor %}",
+        thought: NO_THOUGHT,
+        tokens: &[],
+    },
+    Family {
+        name: "DeepSeek R1",
+        syntax: ToolSyntax::DeepSeekFenced,
+        calls: "<｜tool▁calls▁begin｜>{% for c in m.tool_calls %}<｜tool▁call▁begin｜>{{ c.type }}<｜tool▁sep｜>\
+                {{ c.function.name }}\n```json\n{{ c.function.arguments | tojson }}\n```<｜tool▁call▁end｜>{% endfor %}\
+                <｜tool▁calls▁end｜>",
+        thought: THINK,
+        tokens: &[
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁calls▁end｜>",
+        ],
+    },
+    Family {
         name: "Mistral, a list",
         syntax: ToolSyntax::MistralList,
         calls: "[TOOL_CALLS][{% for c in m.tool_calls %}{{ ', ' if not loop.first }}{\"name\": \"{{ c.function.name }}\", \

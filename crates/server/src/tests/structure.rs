@@ -410,7 +410,9 @@ fn real_templates_are_recognised() {
         ("deepseek-ai-DeepSeek-V4", Some(ToolSyntax::DeepSeekV4), true),
         ("google-gemma-4-31B-it", Some(ToolSyntax::Gemma4), true),
         ("ibm-granite-granite-4.0", Some(ToolSyntax::Hermes), false),
+        ("llama-cpp-deepseek-r1", Some(ToolSyntax::DeepSeekFenced), true),
         ("meetkai-functionary-medium-v3.1", Some(ToolSyntax::Functionary), false),
+        ("meetkai-functionary-medium-v3.2", Some(ToolSyntax::Recipients), false),
         ("mistralai-Ministral-3-14B-Reasoning-2512", Some(ToolSyntax::MistralArgs), true),
         ("moonshotai-Kimi-K2", Some(ToolSyntax::Kimi), false),
         // Forms that are not read yet are none, so that tools are told in words and calls are not misread.
