@@ -87,6 +87,9 @@ pub enum BackendError {
     /// A plan whose head is no projection of normalised rows, or a device that gives logits only.
     #[error("no hidden states, and so no embeddings: the head of this model is no projection of normalised rows")]
     NoHiddenStates,
+    /// A device whose cache cannot be copied block by block.
+    #[error("this device gives no blocks of its KV cache out")]
+    NoBlocks,
     /// A step input that contradicts the plan or the cache: a bug of the caller.
     #[error(transparent)]
     Step(#[from] StepError),
@@ -215,6 +218,15 @@ pub struct Counters {
     pub launches: u64,
 }
 
+/// How a block of the KV cache lies in a device's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockLayout {
+    /// All that it depends on. A block of one layout can be written where the layout has the same name.
+    pub name: String,
+    /// Bytes of a block, of all layers.
+    pub bytes: usize,
+}
+
 /// A plan on a device, with its weights and its cache.
 pub trait Executable: Send {
     /// Makes the program for steps of up to `shape`, a [`StepShape::bucket`], so that no later step pays for it.
@@ -302,6 +314,23 @@ pub trait Executable: Send {
         _read: &mut dyn FnMut(&[u8]),
     ) -> Result<(), BackendError> {
         Ok(())
+    }
+
+    /// How blocks of the cache lie here; `None` where they cannot be copied out and in.
+    fn block_layout(&self) -> Option<BlockLayout> {
+        None
+    }
+
+    /// Adds a block of the cache to `to`: what each layer keeps of it, layer after layer, as it lies here. Steps may be under
+    /// way that do not write it.
+    fn read_block(&mut self, _block: u32, _to: &mut Vec<u8>) -> Result<(), BackendError> {
+        Err(BackendError::NoBlocks)
+    }
+
+    /// Makes a block of the cache what [`Executable::read_block`] gave: [`BlockLayout::bytes`] of them. Steps may be under
+    /// way that do not touch it.
+    fn write_block(&mut self, _block: u32, _from: &[u8]) -> Result<(), BackendError> {
+        Err(BackendError::NoBlocks)
     }
 
     /// What the program for steps of `shape` consists of, in its order, and how each op is computed. Compiles it if there

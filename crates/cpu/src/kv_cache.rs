@@ -71,6 +71,11 @@ impl CachePlace {
         }
     }
 
+    /// Where a block lies, in elements.
+    pub(crate) fn block(&self, block: u32) -> std::ops::Range<usize> {
+        self.part(block, 0).start..self.part(block, self.parts() - 1).end
+    }
+
     /// Where a part of a block lies.
     fn part(&self, block: u32, part: usize) -> std::ops::Range<usize> {
         match self {
@@ -200,6 +205,14 @@ impl KvCache {
             Self::F16(buffer) => numa::interleave(buffer),
         }
         Some(cache)
+    }
+
+    /// These elements as they lie in memory.
+    pub(crate) fn bytes_mut(&mut self, elements: std::ops::Range<usize>) -> &mut [u8] {
+        match self {
+            Self::F32(buffer) => bytemuck::cast_slice_mut(&mut buffer[elements]),
+            Self::F16(buffer) => bytemuck::cast_slice_mut(&mut buffer[elements]),
+        }
     }
 
     /// The cache as all workers of a step see it.

@@ -37,7 +37,8 @@ use std::sync::Arc;
 
 use backend::profile::{OpInfo, Recorder};
 use backend::{
-    Backend, BackendError, Claims, DeviceInfo, Executable, Logits, Observer, ResidentWeight, check_load, num_peaks,
+    Backend, BackendError, BlockLayout, Claims, DeviceInfo, Executable, Logits, Observer, ResidentWeight, check_load,
+    num_peaks,
 };
 use half::bf16;
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
@@ -367,6 +368,32 @@ impl Executable for CpuExecutable {
         let range = range.start as usize..range.end as usize;
         if let Some(bytes) = resident::bytes(self, resident).and_then(|bytes| bytes.get(range)) {
             read(bytes);
+        }
+        Ok(())
+    }
+
+    fn block_layout(&self) -> Option<BlockLayout> {
+        let KvLayout { format, block_len, .. } = self.kv;
+        Some(BlockLayout {
+            name: format!("cpu {format:?} {block_len} {:?}", self.plan.kv_layers),
+            bytes: self.layers.iter().map(|layer| layer.block(0).len()).sum::<usize>() * format.bytes(),
+        })
+    }
+
+    fn read_block(&mut self, block: u32, to: &mut Vec<u8>) -> Result<(), BackendError> {
+        for layer in &self.layers {
+            to.extend_from_slice(self.cache.bytes_mut(layer.block(block)));
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: u32, from: &[u8]) -> Result<(), BackendError> {
+        let mut rest = from;
+        for layer in &self.layers {
+            let to = self.cache.bytes_mut(layer.block(block));
+            let (own, others) = rest.split_at(to.len());
+            to.copy_from_slice(own);
+            rest = others;
         }
         Ok(())
     }

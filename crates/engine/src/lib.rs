@@ -21,6 +21,7 @@ mod error;
 mod kv_cache;
 pub mod null;
 mod pooling;
+mod prefix;
 mod request;
 mod sampler;
 mod scheduler;
@@ -28,10 +29,11 @@ mod sequence;
 mod step;
 mod stop;
 
-pub use backend::WeightFault;
+pub use backend::{BlockLayout, WeightFault};
 pub use config::EngineConfig;
 pub use error::EngineError;
 pub use pooling::Pooling;
+pub use prefix::PrefixId;
 pub use request::{CacheDomain, Failure, FinishReason, Output, Request, RequestId, Usage};
 pub use sampler::{
     Dry, Dynatemp, Grammar, GrammarState, History, LogitsRow, Mirostat, SampledToken, Sampler, SamplerStep,

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use backend::{BackendError, Choice, Executable, Logits, PEAK_GROUP, ResidentWeight, peak};
+use backend::{BackendError, BlockLayout, Choice, Executable, Logits, PEAK_GROUP, ResidentWeight, peak};
 use plan::sampling::choose;
 use plan::{FED, KvLayout, SequenceSpan, StepError, StepInput, StepShape};
 
@@ -223,6 +223,30 @@ impl Executable for NullExecutable {
 
     fn replay_hidden(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
         self.run(input, NULL_HIDDEN_SIZE)
+    }
+
+    fn block_layout(&self) -> Option<BlockLayout> {
+        Some(BlockLayout { name: format!("null {}", self.kv.block_len), bytes: self.kv.block_len * size_of::<u32>() })
+    }
+
+    fn read_block(&mut self, block: u32, to: &mut Vec<u8>) -> Result<(), BackendError> {
+        let start = block as usize * self.kv.block_len;
+        for slot in &self.slots[start..start + self.kv.block_len] {
+            match slot {
+                Slot::Token(token) => to.extend(token.to_le_bytes()),
+                other => return Err(StepError(format!("{other:?} is read out of block {block}")).into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: u32, from: &[u8]) -> Result<(), BackendError> {
+        let start = block as usize * self.kv.block_len;
+        let tokens = from.chunks_exact(size_of::<u32>()).filter_map(|token| token.try_into().ok());
+        for (slot, token) in self.slots[start..start + self.kv.block_len].iter_mut().zip(tokens) {
+            *slot = Slot::Token(u32::from_le_bytes(token));
+        }
+        Ok(())
     }
 }
 

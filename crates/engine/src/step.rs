@@ -9,6 +9,7 @@ use crate::batch::Batch;
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::kv_cache::KvCache;
+use crate::prefix::HeldPrefix;
 use crate::request::{Output, Request, RequestId};
 use crate::sampler::Sampler;
 use crate::scheduler::{Scheduler, StepResult};
@@ -16,9 +17,12 @@ use crate::sequence::Sequence;
 
 /// Requests in, tokens out, one step at a time.
 pub struct Engine {
-    executable: Box<dyn Executable>,
+    pub(crate) executable: Box<dyn Executable>,
     scheduler: Scheduler,
-    kv: KvCache,
+    pub(crate) kv: KvCache,
+    /// Blocks that are being copied.
+    pub(crate) prefixes: Vec<HeldPrefix>,
+    pub(crate) num_prefixes: u64,
     batch: Batch,
     /// The step after `batch`.
     next: Batch,
@@ -128,6 +132,8 @@ impl Engine {
             executable,
             kv: KvCache::new(&config.kv, config.prefix_cache),
             scheduler: Scheduler::new(config),
+            prefixes: Vec::new(),
+            num_prefixes: 0,
             batch: Batch::default(),
             next: Batch::default(),
             is_ahead: false,
@@ -384,7 +390,7 @@ impl Engine {
     /// Checks everything that must hold between two steps: each block owned as often as it is counted, lists and index
     /// whole, waiting sequences without blocks, limits kept. For tests: takes time in proportion to the pool.
     pub fn check_invariants(&self) -> Result<(), String> {
-        self.scheduler.check(&self.kv)
+        self.scheduler.check(&self.kv, self.prefixes.iter().map(|held| &held.table))
     }
 }
 

@@ -9,7 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use backend::profile::{CostModel, OpInfo, Recorder};
-use backend::{BackendError, Choice, Copied, Counters, Executable, Footprint, Observed, Observer, ResidentWeight};
+use backend::{
+    BackendError, BlockLayout, Choice, Copied, Counters, Executable, Footprint, Observed, Observer, ResidentWeight,
+};
 use half::f16;
 use plan::{KvFormat, KvLayout, Op, Plan, Rope, StepError, StepInput, StepShape};
 use tensor::Tensor;
@@ -547,6 +549,33 @@ impl Executable for GpuExecutable {
         let from = region.part(range.start, range.end - range.start).address;
         self.driver.download(from, &mut bytes).map_err(self.error("weights"))?;
         read(&bytes);
+        Ok(())
+    }
+
+    fn block_layout(&self) -> Option<BlockLayout> {
+        let KvLayout { format, block_len, .. } = self.cache.layout;
+        Some(BlockLayout {
+            name: format!("gpu {format:?} {block_len} {:?}", self.plan.kv_layers),
+            bytes: self.cache.block(0).map(|part| part.bytes as usize).sum(),
+        })
+    }
+
+    fn read_block(&mut self, block: u32, to: &mut Vec<u8>) -> Result<(), BackendError> {
+        for part in self.cache.block(block) {
+            let start = to.len();
+            to.resize(start + part.bytes as usize, 0);
+            self.driver.download(part.address, &mut to[start..]).map_err(self.error("a block of the cache"))?;
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: u32, from: &[u8]) -> Result<(), BackendError> {
+        let mut rest = from;
+        for part in self.cache.block(block) {
+            let (own, others) = rest.split_at(part.bytes as usize);
+            self.driver.upload(part.address, own).map_err(self.error("a block of the cache"))?;
+            rest = others;
+        }
         Ok(())
     }
 

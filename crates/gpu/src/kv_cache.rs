@@ -63,6 +63,17 @@ impl KvCache {
     }
 }
 
+impl KvCache {
+    /// Where the parts of a block lie: of each layer that of the keys, then that of the values.
+    pub(crate) fn block(&self, block: u32) -> impl Iterator<Item = Region> {
+        let planes = self.layers.iter().flat_map(|layer| [layer.keys, layer.values].map(|plane| (layer, plane)));
+        planes.filter(|(_, plane)| plane.bytes > 0).map(move |(layer, plane)| {
+            let bytes = layer.block_bytes(&self.layout) as u64;
+            plane.part(u64::from(block) * bytes, bytes)
+        })
+    }
+}
+
 impl LayerCache {
     /// Bytes of one block of keys, or of values.
     pub(crate) fn block_bytes(&self, layout: &KvLayout) -> usize {

@@ -148,6 +148,38 @@ impl KvCache {
         BlockTable { blocks: table.blocks.clone(), num_published: table.num_published, parent: table.parent }
     }
 
+    /// A table of the blocks that hold the longest indexed beginning of `tokens`, whole blocks.
+    pub(crate) fn hold(&mut self, domain: CacheDomain, tokens: &[u32]) -> BlockTable {
+        let mut table = BlockTable::new(domain);
+        let mut parent = Parent::Root(domain);
+        for chunk in tokens.chunks_exact(self.block_len) {
+            let Some((block, next)) = self.index.find(parent, chunk) else { break };
+            self.pool.retain(block);
+            table.blocks.push(block);
+            parent = next;
+        }
+        (table.num_published, table.parent) = (table.blocks.len(), Some(parent));
+        table
+    }
+
+    /// A table of `count` new blocks.
+    pub(crate) fn reserve(&mut self, domain: CacheDomain, count: usize) -> Result<BlockTable, NoFreeBlock> {
+        if count > self.pool.num_free() {
+            return Err(NoFreeBlock);
+        }
+        let mut table = BlockTable::new(domain);
+        for _ in 0..count {
+            let block = self.allocate()?; // checked above: as many are free
+            table.blocks.push(block);
+        }
+        Ok(table)
+    }
+
+    /// Forgets what the blocks of a table hold: who has them keeps them, and nobody else is given them.
+    pub(crate) fn forget(&mut self, table: &BlockTable) {
+        table.blocks.iter().for_each(|&block| self.index.remove(block));
+    }
+
     /// Indexes the blocks that `tokens`, all of them computed and found sound, have filled.
     pub(crate) fn publish(&mut self, table: &mut BlockTable, tokens: &[u32]) {
         if !self.prefix_reuse {

@@ -36,7 +36,7 @@ use std::time::Duration;
 use crate::batch::Batch;
 use crate::config::EngineConfig;
 use crate::error::EngineError;
-use crate::kv_cache::KvCache;
+use crate::kv_cache::{BlockTable, KvCache};
 use crate::request::{Request, RequestId};
 use crate::sampler::{GrammarState, TokenSet};
 use crate::sequence::Sequence;
@@ -167,9 +167,9 @@ impl Scheduler {
         self.waiting.insert(index, sequence);
     }
 
-    /// Whether all that must hold between two steps does.
-    pub(crate) fn check(&self, kv: &KvCache) -> Result<(), String> {
-        kv.check(self.running.iter().map(|sequence| &sequence.table))?;
+    /// Whether all that must hold between two steps does; `held` are the tables that are no sequence's.
+    pub(crate) fn check<'a>(&'a self, kv: &KvCache, held: impl Iterator<Item = &'a BlockTable>) -> Result<(), String> {
+        kv.check(self.running.iter().map(|sequence| &sequence.table).chain(held))?;
         let is_running_sorted = self.running.is_sorted_by(|a, b| a.order < b.order);
         if !is_running_sorted || !self.waiting.iter().is_sorted_by(|a, b| a.order < b.order) {
             return Err("sequences are out of order".to_owned());
