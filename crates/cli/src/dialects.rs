@@ -270,7 +270,6 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["--models-autoload"], Serve, NoEffect(Values::None, "a request always loads the model that it names")),
     (&["--no-models-autoload"], Serve, Refused("a request always loads the model that it names")),
     (&["--models-preset"], Serve, Refused("flags hold for all models of --models-dir")),
-    (&["--slot-save-path"], Serve, Refused("the cache is in memory alone")),
     (&["--allowed-origins"], Serve, ByValue(origins)),
     (&["--cors-origins"], Serve, ByValue(origins_with_commas)),
     (&["--tags"], Serve, NoEffect(Values::One, "clients choose a model by its name")),

@@ -125,6 +125,11 @@ struct AccessArgs {
     /// Answer /slots with 501: who may not generate could see there how many texts run
     #[arg(long)]
     no_slots: bool,
+
+    /// Let clients save what is in the cache of a slot's last text to files in this folder, and restore it, also after a
+    /// restart: `POST /slots/0?action=save` with `filename`
+    #[arg(long, value_name = "FOLDER")]
+    slot_save_path: Option<PathBuf>,
 }
 
 /// How much at a time, and how long.
@@ -459,6 +464,15 @@ fn parse_host(text: &str) -> Result<IpAddr, String> {
     text.parse().map_err(|_| format!("expected an address such as 127.0.0.1 or 0.0.0.0, or localhost, found `{text}`"))
 }
 
+/// The folder of saved slots, which is there.
+fn slot_save_path(folder: Option<&Path>) -> Result<Option<PathBuf>> {
+    let Some(folder) = folder else { return Ok(None) };
+    if !folder.is_dir() {
+        bail!("--slot-save-path: `{}` is no folder; make it first, where nobody else may read", folder.display());
+    }
+    Ok(Some(folder.to_owned()))
+}
+
 fn options(args: &ServeArgs) -> Result<Options> {
     let ServeArgs { access, limits, .. } = args;
     Ok(Options {
@@ -481,6 +495,7 @@ fn options(args: &ServeArgs) -> Result<Options> {
         max_tokens: limits.max_tokens.map(NonZeroUsize::get),
         has_page: !access.no_webui,
         has_slots: !access.no_slots,
+        slot_save_path: slot_save_path(access.slot_save_path.as_deref())?,
         special_in_messages: ParseSpecial::where_asked(limits.parse_special_in_messages),
         ..Options::default()
     })

@@ -94,6 +94,35 @@ fn two_models_answer_beside_each_other_what_each_answers_alone() {
     assert!(missing.contains("there is no model at `./nowhere.gguf`"), "{missing}");
 }
 
+/// What a slot held comes back after a restart, and the text is the same.
+#[test]
+fn a_slot_that_was_saved_comes_back_after_a_restart() {
+    let folder = std::env::temp_dir().join(format!("hotmetal-slots-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let path = folder.to_str().expect("UTF-8");
+    let prompt = "Once upon a time there was a little bird who wanted to see the sea. ".repeat(4);
+    let body = json!({"prompt": prompt, "n_predict": 16, "seed": 5, "id_slot": 1, "return_tokens": true});
+    let first = Server::start(&["--slot-save-path", path]);
+    let text = first.post("/completion", &body);
+    let saved = first.post("/slots/1?action=save", &json!({"filename": "bird"}));
+    assert!(saved["n_saved"].as_u64() > Some(32), "{saved}");
+    drop(first);
+    let second = Server::start(&["--slot-save-path", path]);
+    let restored = second.post("/slots/1?action=restore", &json!({"filename": "bird"}));
+    assert_eq!(restored["n_restored"], saved["n_saved"]);
+    let again = second.post("/completion", &body);
+    assert!(text["tokens_cached"] == 0 && again["tokens_cached"].as_u64() > Some(32), "{again}");
+    assert_eq!(again["tokens"], text["tokens"]);
+    drop(second);
+    // Another format of the cache makes another file.
+    let other = Server::start(&["--slot-save-path", path, "--kv-type", "f32"]);
+    let (status, refusal) = other.send("POST", "/slots/1?action=restore", r#"{"filename": "bird"}"#);
+    assert!(status == 400 && refusal.contains("another format of the cache"), "{refusal}");
+    std::fs::remove_dir_all(&folder).expect("it is ours");
+    let missing = refused(&["--slot-save-path", path]);
+    assert!(missing.contains("is no folder"), "{missing}");
+}
+
 /// A step that takes longer than one may: nothing is planted, the plain reference takes its time for a long prompt.
 #[test]
 fn a_stuck_step_ends_the_program_with_status_1_and_one_message() {

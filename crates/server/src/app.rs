@@ -20,6 +20,7 @@ use crate::loading::Loading;
 use crate::memory::Memory;
 use crate::metrics::{HttpMetrics, Metrics};
 use crate::options::Options;
+use crate::slot_texts::Slots;
 use crate::template_profile::{TemplateProfile, ToolForm};
 
 /// Fields without effect that the log names, at most: clients make the names.
@@ -66,6 +67,8 @@ pub struct ModelFiles {
     pub parameters: u64,
     /// The format of most of its matrices, as they were loaded: `Q4_0`.
     pub format: String,
+    /// What tells it from another model, as it was loaded: two with the same compute the same.
+    pub identity: String,
 }
 
 impl ServedModel {
@@ -136,6 +139,8 @@ pub(crate) struct Serving {
     pub(crate) created: u64,
     /// How its requests fared.
     pub(crate) metrics: Arc<Metrics>,
+    /// The last texts of slots, if these can be saved.
+    pub(crate) slots: Slots,
 }
 
 impl Serving {
@@ -200,6 +205,7 @@ impl Serving {
             weight_bytes: slot.loading.weight_bytes(),
             created: unix_time(),
             metrics: Arc::clone(&slot.metrics),
+            slots: Slots::default(),
         })
     }
 

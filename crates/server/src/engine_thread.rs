@@ -28,6 +28,8 @@ enum Command {
     },
     Cancel(RequestId),
     CancelCompletion(RequestId, usize),
+    /// Do this between two steps.
+    Do(Box<dyn FnOnce(&mut Engine) + Send>),
 }
 
 /// How the rest of the server reaches the engine. Cheap to clone; the thread ends with the last of them.
@@ -168,6 +170,24 @@ impl EngineHandle {
     /// How long the step that is under way has taken so far.
     pub(crate) fn step_age(&self) -> Duration {
         self.shared.step_begun().map_or(Duration::ZERO, |begun| begun.elapsed())
+    }
+
+    /// Has the engine's thread do something between two steps, which wait for it.
+    pub(crate) async fn between_steps<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T, EngineFailure> {
+        let (reply, answer) = oneshot::channel();
+        // Whoever has gone needs no answer.
+        let work = move |engine: &mut Engine| drop(reply.send(work(engine)));
+        let gone = || self.failure().unwrap_or(EngineFailure::Bug);
+        self.commands.send(Command::Do(Box::new(work))).map_err(|_| gone())?;
+        let mut failure = self.shared.failure.subscribe();
+        tokio::select! {
+            biased;
+            answer = answer => answer.map_err(|_| gone()),
+            _ = failure.wait_for(Option::is_some) => Err(gone()),
+        }
     }
 
     /// Submits all of `requests`, or none. The thread answers between two steps; where one is stuck, that is the answer.
@@ -469,6 +489,7 @@ impl EngineThread {
                     self.hand(Handed::Ended(id));
                 }
             }
+            Command::Do(work) => work(&mut self.engine),
         }
     }
 

@@ -23,6 +23,7 @@ use crate::fields::{self, Notes};
 use crate::listen::turns_true;
 use crate::memory::Permit;
 use crate::sampling::{Settings, describe, described};
+use crate::slot_texts::SlotText;
 use crate::sse::{self, EventSender, KEEP_ALIVE, ReaderGone};
 
 /// How a route writes its answers.
@@ -64,6 +65,8 @@ pub(crate) struct Job {
     settings: Settings,
     /// What `__verbose` says of the first text before there is any of it, if the answer has it.
     details: Option<Value>,
+    /// What the slot of the first text remembers of it, if slots can be saved.
+    slot_text: Option<SlotText>,
     watched: Watched,
     /// `num_completions` of each prompt, in the order of the prompts.
     choices: Vec<Choice>,
@@ -241,12 +244,14 @@ impl Job {
         // Told of the first text alone, as nobody looks into several.
         let details = settings.is_verbose.then(|| {
             json!({
-                "index": 0, "id_slot": 0, "model": serving.name,
+                "index": 0, "id_slot": settings.slot, "model": serving.name,
                 "prompt": serving.tokenizer.decode(prompts.first().map_or(&[][..], Vec::as_slice), false),
                 "tokens_evaluated": prompts.first().map(Vec::len),
                 "generation_settings": described(&settings, serving.most_tokens(wanted)),
             })
         });
+        let is_saved = app.inner.options.slot_save_path.is_some();
+        let slot_text = prompts.first().filter(|_| is_saved).and_then(|prompt| settings.slot_text(prompt));
         let text = Arc::new(settings.text.clone());
         let choices = (0..prompts.len() * settings.num_completions)
             .map(|_| Choice::new(Arc::clone(&serving.tokenizer), Arc::clone(&text)))
@@ -266,6 +271,7 @@ impl Job {
             serving,
             settings,
             details,
+            slot_text,
             watched,
             choices,
             prompt_tokens,
@@ -300,12 +306,21 @@ impl Job {
         let ended_by_engine = output.finish.is_some();
         let index = place * self.settings.num_completions + completion;
         let choice = &mut self.choices[index];
+        if let Some(text) = self.slot_text.as_mut().filter(|_| index == 0) {
+            text.tokens.extend(output.token.as_ref().map(|token| token.id));
+        }
         let delta = choice.push(output);
         if let Some(Finish { failure: Some(failure), .. }) = &delta.finish {
             return Err(failed(failure));
         }
         if choice.finished && !ended_by_engine {
             self.watched.running.end_completion(place, completion);
+        }
+        if index == 0
+            && self.choices[0].finished
+            && let Some(text) = self.slot_text.take()
+        {
+            self.serving.slots.note(text);
         }
         Ok(Some(Event::Text(index, delta)))
     }
@@ -626,7 +641,7 @@ impl SubmitError {
     }
 }
 
-fn engine_gone(failure: EngineFailure) -> ApiError {
+pub(crate) fn engine_gone(failure: EngineFailure) -> ApiError {
     let code = match failure {
         EngineFailure::Bug => "engine_failed",
         EngineFailure::Lost(_) => "device_lost",

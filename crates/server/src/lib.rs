@@ -65,6 +65,7 @@ mod schema_check;
 mod schema_keywords;
 mod score;
 mod security;
+mod slot_texts;
 mod sse;
 mod step_clock;
 mod stream_io;

@@ -103,6 +103,10 @@ pub(crate) fn document(version: &str, body_routes: &[BodyRoute], read_routes: &[
         }
         paths.insert(path.to_owned(), json!({"get": operation}));
     }
+    paths.insert(
+        "/slots/{id_slot}".to_owned(),
+        json!({"post": slot_operation("Save, restore or erase a slot, in llama.cpp's form")}),
+    );
     let document = json!({
         "openapi": "3.1.0",
         "info": {
@@ -180,6 +184,24 @@ fn body_operation(route: &BodyRoute) -> Value {
         "summary": route.summary, "operationId": operation_id(route.path),
         "requestBody": {"required": true, "content": {"application/json": {"schema": body}}},
         "responses": responses,
+    })
+}
+
+/// The one route that takes both a query and a body, which one of its actions has not.
+fn slot_operation(summary: &str) -> Value {
+    let path = "/slots/{id_slot}";
+    let mut responses = errors(path);
+    responses["200"] = json_answer(summary, "Object");
+    responses["501"] = json_answer("the server was started without --slot-save-path, or with several keys", "Error");
+    let body = json!({"type": "object", "properties": {"filename": {"type": "string"}}});
+    let actions = json!({"type": "string", "enum": ["save", "restore", "erase"]});
+    json!({
+        "summary": summary, "operationId": operation_id(path), "responses": responses,
+        "parameters": [
+            {"name": "id_slot", "in": "path", "required": true, "schema": {"type": "integer", "minimum": 0}},
+            {"name": "action", "in": "query", "required": true, "schema": actions},
+        ],
+        "requestBody": {"required": false, "content": {"application/json": {"schema": body}}},
     })
 }
 

@@ -1,6 +1,7 @@
 //! What a server is told at its start: who may ask, and how much.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
@@ -62,6 +63,8 @@ pub struct Options {
     pub has_page: bool,
     /// Whether `/slots` shows how many texts run.
     pub has_slots: bool,
+    /// The folder that slots are saved to and restored from, if they may be.
+    pub slot_save_path: Option<PathBuf>,
     /// Whether special tokens are read in messages of a conversation. If they are, a user can end a message and add others
     /// in any role.
     pub special_in_messages: ParseSpecial,
@@ -92,6 +95,7 @@ impl Default for Options {
             max_tokens: None,
             has_page: true,
             has_slots: true,
+            slot_save_path: None,
             special_in_messages: ParseSpecial::No,
         }
     }

@@ -406,6 +406,7 @@ impl App {
                 routes = routes.route(path, (route.handler)());
             }
         }
+        routes = routes.route("/slots/{id_slot}", post(llama_cpp::slots::act));
         // Parts of the page at `/`, and no interface: the document does not list them.
         for file in page::FILES.iter().filter(|_| self.inner.options.has_page) {
             routes = routes.route(file.path, get(move |headers: HeaderMap| async move { file.response(&headers) }));

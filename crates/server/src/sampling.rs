@@ -12,6 +12,7 @@ use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, only, wrong};
 use crate::grammar::Asked;
 use crate::prompts::TooLong;
+use crate::slot_texts::SlotText;
 use crate::token_rules::TokenRules;
 
 /// Prompts of one request.
@@ -111,6 +112,8 @@ pub(crate) struct Settings {
     pub(crate) shows_progress: bool,
     /// An answer of those routes tells what llama.cpp's own route says of a text.
     pub(crate) is_verbose: bool,
+    /// The slot, in llama.cpp's words, that the text is the last one of.
+    pub(crate) slot: usize,
     /// `user` and `metadata`, given back.
     pub(crate) labels: Map<String, Value>,
     /// What the text is to keep to, until that is compiled.
@@ -159,6 +162,7 @@ impl Settings {
             times_tokens: false,
             shows_progress: false,
             is_verbose: false,
+            slot: 0,
             labels: labels(fields)?,
             ignore_eos: match fields.boolean("ignore_eos")?.unwrap_or(false) {
                 true if asked.is_some() => {
@@ -176,6 +180,12 @@ impl Settings {
             cache_domain: cache_domain(key, fields.string("cache_salt")?.as_deref()),
             sampling: sampling(fields, serving)?,
         })
+    }
+
+    /// What a slot remembers of a text with this prompt; nothing of one that is kept apart by a salt.
+    pub(crate) fn slot_text(&self, prompt: &[u32]) -> Option<SlotText> {
+        let &Self { slot, cache_domain: domain, .. } = self;
+        (domain == CacheDomain(self.caller)).then(|| SlotText { slot, domain, tokens: prompt.to_vec() })
     }
 
     /// Takes whether the answer has llama.cpp's times, progress and details, on the routes of OpenAI's interface.

@@ -10,6 +10,7 @@ use formats::{Checkpoint, EmbeddingConfig, TokenizerSource};
 use plan::Plan;
 use serde_json::Value;
 use server::{LoadStage, ModelFiles};
+use sha2::{Digest, Sha256};
 use tensor::Tensor;
 use tokenizer::Tokenizer;
 
@@ -27,6 +28,7 @@ use crate::load::weights::{check_tensors, weights};
 use crate::load::{device, find};
 use crate::output::note;
 use crate::packing::on_load;
+use crate::units;
 
 /// A loaded model, ready to generate.
 pub(crate) struct Model {
@@ -143,11 +145,27 @@ fn load_all_but_tokenizer(
         architecture: plan.model_type.clone(),
         parameters: weights.iter().map(|weight| weight.shape().iter().product::<usize>() as u64).sum(),
         format: main_format(&weights).to_string(),
+        identity: identity(&plan, &weights),
     };
     let mut copied = |bytes, total| sizes.watch.bytes(bytes, total);
     let executable = backend.load_watched(Arc::new(plan), weights, region.kv, &mut copied)?;
     let templates = ChatTemplates::load(checkpoint, settings.chat_template.as_deref())?;
     Ok(AllButTokenizer { executable, device, vocab_size, region, templates, files })
+}
+
+/// What tells a model from others, as it was loaded: a hash of its plan's rotations, and of the name, shape, format and ends of
+/// each weight. To hash all bytes would take as long as to read them.
+fn identity(plan: &Plan, weights: &[Tensor]) -> String {
+    const END_BYTES: usize = 64;
+    let mut hash = Sha256::new();
+    hash.update(format!("{} {:?} {}", plan.model_type, plan.ropes, plan.context_len));
+    for (info, weight) in plan.weights.iter().zip(weights) {
+        let bytes = weight.bytes();
+        hash.update(format!("{} {:?} {}", info.name, weight.shape(), weight.format()));
+        hash.update(&bytes[..bytes.len().min(END_BYTES)]);
+        hash.update(&bytes[bytes.len() - bytes.len().min(END_BYTES)..]);
+    }
+    units::hex(&hash.finalize())
 }
 
 /// Plan, backend and weights of a checkpoint, ready for [`Backend::load`].

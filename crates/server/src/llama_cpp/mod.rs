@@ -4,6 +4,7 @@
 mod completion;
 mod props;
 pub(crate) mod samplers;
+pub(crate) mod slots;
 pub(crate) mod text;
 
 use crate::fields::{Field, applied, hint, only};
@@ -24,7 +25,7 @@ pub(crate) const COMMON: &[Field] = &[
     applied("timings_per_token"),
     applied("return_progress"),
     hint("n_cache_reuse", "the prefix cache serves all"),
-    hint("id_slot", "any place in the batch serves any request"),
+    applied("id_slot"),
     hint("n_keep", "a text ends where the context does, and nothing is shifted out of it"),
     hint("n_discard", "a text ends where the context does, and nothing is shifted out of it"),
     hint("t_max_prompt_ms", "a prompt is computed to its end"),

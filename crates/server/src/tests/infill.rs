@@ -397,7 +397,7 @@ async fn the_request_of_an_editors_plugin_is_answered() {
     );
     // The model's defaults are of samplers that the request leaves out.
     assert_eq!(facts["sampling"]["temperature"], 1.0);
-    let ignored = json!(["samplers.infill", "id_slot", "cache_prompt", "t_max_prompt_ms", "input_extra[0].time"]);
+    let ignored = json!(["samplers.infill", "cache_prompt", "t_max_prompt_ms", "input_extra[0].time"]);
     assert_eq!(facts["ignored"], ignored);
     // What it says itself of one that it leaves out has no effect, and is reported: plugins send it.
     let answer = ok(&model.app, INFILL, &with(&body, json!({"temperature": 0.5}))).await;

@@ -21,6 +21,7 @@ mod page;
 mod parrot;
 mod roles;
 mod round_trips;
+mod slots;
 mod small_templates;
 mod structure;
 mod turns;

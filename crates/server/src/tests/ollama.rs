@@ -446,7 +446,12 @@ async fn what_is_served_is_listed_under_names_with_tags() {
     watch.stage(crate::LoadStage::Weights);
     watch.bytes(5000, 5000);
     watch.stage(crate::LoadStage::Vocabulary);
-    let files = ModelFiles { architecture: "qwen3".to_owned(), parameters: 134_515_008, format: "Q4_0".to_owned() };
+    let files = ModelFiles {
+        architecture: "qwen3".to_owned(),
+        parameters: 134_515_008,
+        format: "Q4_0".to_owned(),
+        identity: "x".to_owned(),
+    };
     let model = ServedModel { files: Some(files), ..served(config(), None, chat_template()) };
     app.ready(model).unwrap();
     let (_, tags) = get(&app, "/api/tags").await;
