@@ -283,6 +283,11 @@ impl Job {
         })
     }
 
+    /// The slot that its first text is the last one of.
+    pub(crate) fn slot(&self) -> usize {
+        self.settings.slot
+    }
+
     /// Waits for the next event; nothing once all completions have ended. Safe to drop while it waits.
     pub(crate) async fn next(&mut self) -> Result<Option<Event>, ApiError> {
         let Some((place, mut output)) = self.watched.next().await? else { return Ok(None) };

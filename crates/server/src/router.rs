@@ -425,7 +425,8 @@ fn is_generation_field(name: &str) -> bool {
         let mut fields = route.known.iter().copied().flatten();
         fields.any(|field| field.name == name && matches!(field.rule, Rule::Applied))
     };
-    BODY_ROUTES.iter().any(|route| applies(route, "temperature") && applies(route, name))
+    // A slot says where a text is remembered, and nothing of the text.
+    name != "id_slot" && BODY_ROUTES.iter().any(|route| applies(route, "temperature") && applies(route, name))
 }
 
 /// Whether the route at this path is answered without a key.

@@ -60,6 +60,7 @@ pub(crate) const COMMON: &[Field] = &[
     applied("top_n_sigma"),
     applied("dynatemp_range"),
     applied("dynatemp_exponent"),
+    applied("id_slot"),
     applied("mirostat"),
     applied("mirostat_tau"),
     applied("mirostat_eta"),
@@ -162,7 +163,7 @@ impl Settings {
             times_tokens: false,
             shows_progress: false,
             is_verbose: false,
-            slot: 0,
+            slot: slot(fields)?,
             labels: labels(fields)?,
             ignore_eos: match fields.boolean("ignore_eos")?.unwrap_or(false) {
                 true if asked.is_some() => {
@@ -241,6 +242,13 @@ impl Settings {
             ..Request::new(prompt, self.sampling.clone())
         }
     }
+}
+
+/// Any place in the batch serves any text: a slot is no more than this number, and 0 where a request gives none, or leaves it to
+/// the server by -1.
+fn slot(fields: &mut Fields) -> Result<usize, ApiError> {
+    let given = fields.integer("id_slot", -1, i64::from(u16::MAX))?;
+    Ok(given.and_then(|id| id.try_into().ok()).unwrap_or(0))
 }
 
 /// `generation_settings` of an answer in llama.cpp's form.

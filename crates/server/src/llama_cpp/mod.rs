@@ -25,7 +25,6 @@ pub(crate) const COMMON: &[Field] = &[
     applied("timings_per_token"),
     applied("return_progress"),
     hint("n_cache_reuse", "the prefix cache serves all"),
-    applied("id_slot"),
     hint("n_keep", "a text ends where the context does, and nothing is shifted out of it"),
     hint("n_discard", "a text ends where the context does, and nothing is shifted out of it"),
     hint("t_max_prompt_ms", "a prompt is computed to its end"),

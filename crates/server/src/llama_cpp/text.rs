@@ -35,8 +35,6 @@ pub(crate) struct TextForm {
     times_tokens: bool,
     /// A stream says how far the prompt is.
     shows_progress: bool,
-    /// The slot that the text is the last one of.
-    slot: usize,
 }
 
 impl TextForm {
@@ -66,8 +64,6 @@ impl TextForm {
             after_samplers: fields.boolean("post_sampling_probs")?.unwrap_or(false),
             times_tokens: fields.boolean("timings_per_token")?.unwrap_or(false),
             shows_progress: fields.boolean("return_progress")?.unwrap_or(false),
-            // Any place in the batch serves any text; that of none is the first.
-            slot: fields.integer("id_slot", -1, i64::from(u16::MAX))?.and_then(|id| id.try_into().ok()).unwrap_or(0),
         };
         if form.after_samplers && !form.shows_probabilities() {
             ignore("post_sampling_probs");
@@ -84,7 +80,6 @@ impl TextForm {
         settings.sampling.logprobs = Some(self.num_probabilities).filter(|&count| count > 0);
         settings.sampling.logprobs_after_steps = self.after_samplers;
         settings.shows_progress = self.shows_progress;
-        settings.slot = self.slot;
         let checked = settings.sampling.check(serving.engine.config().vocab_size);
         checked.map_err(|error| ApiError::from(error).with_param("top_logprobs", "n_probs"))
     }
@@ -183,7 +178,7 @@ impl NativeText {
         let mut event = json!({
             "index": index, "content": piece.text,
             "tokens": piece.tokens,
-            "stop": false, "id_slot": self.form.slot, "tokens_predicted": generated, "tokens_evaluated": self.prompt.len(),
+            "stop": false, "id_slot": job.slot(), "tokens_predicted": generated, "tokens_evaluated": self.prompt.len(),
         });
         if self.form.shows_probabilities() {
             event["completion_probabilities"] = json!(piece.probabilities);
@@ -202,7 +197,7 @@ impl NativeText {
             "index": index,
             "content": if is_whole { &*self.text } else { "" },
             "tokens": if is_whole && self.form.returns_tokens { &*self.tokens } else { &[] },
-            "id_slot": self.form.slot,
+            "id_slot": job.slot(),
             "stop": true,
             "model": self.serving.name,
             "tokens_predicted": usage.generated_tokens,
@@ -336,7 +331,7 @@ fn progress(text: &NativeText, index: usize, read: usize, job: &Job) -> Value {
     let cached = job.usage_of(index).cached_tokens;
     let progress = job.prompt_progress(text.prompt.len(), cached, read);
     let mut event = json!({
-        "index": index, "content": "", "tokens": [], "stop": false, "id_slot": text.form.slot, "tokens_predicted": 0,
+        "index": index, "content": "", "tokens": [], "stop": false, "id_slot": job.slot(), "tokens_predicted": 0,
         "tokens_evaluated": progress["processed"], "prompt_progress": progress,
     });
     if text.form.times_tokens {

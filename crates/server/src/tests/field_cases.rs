@@ -157,6 +157,9 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
             let tokens = answer["choices"][0]["prompt_logprobs"].as_array().unwrap();
             tokens.len() as u64 == answer["usage"]["prompt_tokens"].as_u64().unwrap() && tokens[1].is_object()
         }),
+        (CHAT | TEXT, "id_slot") => {
+            case_with(json!({"verbose": true}), json!(3), |_, answer| answer["__verbose"]["id_slot"] == 3)
+        }
         (INFILL | "/completion", "id_slot") => {
             case(json!(3), |before, answer| (&before["id_slot"], &answer["id_slot"]) == (&json!(0), &json!(3)))
         }

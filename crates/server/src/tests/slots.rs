@@ -103,9 +103,12 @@ async fn what_is_saved_comes_back_in_another_server() {
 async fn conversations_are_saved_too_and_texts_with_a_salt_are_not() {
     let folder = Folder::new("chat");
     let app = server(&folder.0, "a", Options::default());
-    ok(&app, CHAT, &json!({"messages": [{"role": "user", "content": "Once upon a time, far away"}], "max_tokens": 8}))
-        .await;
-    assert!(act(&app, 0, "save", "chat").await.1["n_saved"].as_u64() > Some(0));
+    let messages = json!([{"role": "user", "content": "Once upon a time, far away"}]);
+    ok(&app, CHAT, &json!({"messages": messages, "max_tokens": 8, "id_slot": 1})).await;
+    assert!(act(&app, 1, "save", "chat").await.1["n_saved"].as_u64() > Some(0));
+    // Other interfaces know no slots.
+    let answer = ok(&app, MESSAGES, &json!({"messages": messages, "max_tokens": 8, "id_slot": 1})).await;
+    assert_eq!(answer["x_hotmetal"]["ignored"], json!(["id_slot"]));
     let mut salted = long();
     salted["cache_salt"] = json!("mine");
     ok(&app, COMPLETION, &salted).await;
