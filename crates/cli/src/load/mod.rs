@@ -13,6 +13,7 @@ pub(crate) mod device;
 pub(crate) mod facts;
 pub(crate) mod find;
 pub(crate) mod fits;
+pub(crate) mod named_templates;
 pub(crate) mod neighbours;
 pub(crate) mod place;
 #[cfg(test)]

@@ -8,6 +8,7 @@ use tokenizer::chat_template::ChatTemplate;
 use tokenizer::{FimIds, GgufVocabulary, LoadOptions, SideFiles, Texts, Tokenizer, TokenizerError};
 
 use crate::files;
+use crate::load::named_templates;
 use crate::output::note;
 
 /// The chat templates of a model.
@@ -111,20 +112,31 @@ pub(crate) fn with_side_files<T>(beside: &TokenizerFiles, read: impl FnOnce(Side
     })
 }
 
-/// The form that many models without a template of their own know: `--chat-template chatml`.
-const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor \
-                      %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-
 /// Whether the value of `--chat-template` is a template, and no file with one, as llama.cpp and vLLM take it.
 fn is_template(value: &Path) -> bool {
     let text = value.to_string_lossy();
     text.contains("{{") || text.contains("{%")
 }
 
+/// Whether it is a word, and no file of that name is there.
+fn is_name(value: &Path) -> bool {
+    let text = value.to_string_lossy();
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') && !value.exists()
+}
+
+fn named_template(name: &str) -> Result<&'static str> {
+    named_templates::named(name).with_context(|| {
+        format!(
+            "--chat-template: there is no file `{name}`, and no template has that name; known are {}",
+            named_templates::names()
+        )
+    })
+}
+
 fn load_chat_template(checkpoint: &Checkpoint, file: Option<&Path>) -> Result<Option<ChatTemplate>> {
     let source = match file {
         Some(text) if is_template(text) => Some(text.to_string_lossy().into_owned()),
-        Some(name) if name == Path::new("chatml") && !name.exists() => Some(CHATML.to_owned()),
+        Some(name) if is_name(name) => Some(named_template(&name.to_string_lossy())?.to_owned()),
         Some(path) => Some(files::read_text(path, "the chat template", files::SETTINGS_BYTES_MAX)?),
         None => checkpoint.chat_templates.default.clone(),
     };
@@ -153,20 +165,16 @@ fn load_tool_template(checkpoint: &Checkpoint) -> Option<ChatTemplate> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-    use tokenizer::chat_template::RenderInput;
-
     use super::*;
 
     #[test]
     fn a_template_is_a_name_a_text_or_a_file() {
-        let messages = [json!({"role": "system", "content": "Be brief."}), json!({"role": "user", "content": "Hi"})];
-        let input = RenderInput::new(&messages, time::PrimitiveDateTime::MIN);
-        let rendered = ChatTemplate::new(CHATML).unwrap().render(&input).unwrap();
-        let turns = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n";
-        assert_eq!(rendered, format!("{turns}<|im_start|>assistant\n"));
         for (value, is_text) in [("{{ messages[0].content }}", true), ("{% if x %}", true), ("a/file.jinja", false)] {
             assert_eq!(is_template(Path::new(value)), is_text, "{value}");
+            assert!(!is_name(Path::new(value)), "{value}");
         }
+        assert!(is_name(Path::new("chatml")) && is_name(Path::new("no-such")));
+        let refusal = named_template("no-such").unwrap_err().to_string();
+        assert!(refusal.contains("`no-such`") && refusal.contains("llama3"), "{refusal}");
     }
 }

@@ -32,7 +32,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) kv_type: Option<KvType>,
 
-    /// A Jinja file to use in place of the model's chat template; or the text of one, or chatml
+    /// A Jinja file to use in place of the model's chat template; or the text of one, or one of
+    /// llama.cpp's names: chatml, llama3, gemma, mistral-v7 …
     #[arg(long, alias = "chat-template-file", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
 
