@@ -193,7 +193,8 @@ fn slot_operation(summary: &str) -> Value {
     let mut responses = errors(path);
     responses["200"] = json_answer(summary, "Object");
     responses["501"] = json_answer("the server was started without --slot-save-path, or with several keys", "Error");
-    let body = json!({"type": "object", "properties": {"filename": {"type": "string"}}});
+    let name = json!({"type": "string", "maxLength": 128, "pattern": "^[A-Za-z0-9_-][A-Za-z0-9._-]*$"});
+    let body = json!({"type": "object", "properties": {"filename": or_null(name)}});
     let actions = json!({"type": "string", "enum": ["save", "restore", "erase"]});
     json!({
         "summary": summary, "operationId": operation_id(path), "responses": responses,

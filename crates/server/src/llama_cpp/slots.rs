@@ -14,7 +14,7 @@ use std::time::Instant;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Path as PathSegment, Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::Response;
 use engine::{BlockLayout, CacheDomain, PrefixId};
 use serde_json::{Value, json};
@@ -24,8 +24,8 @@ use crate::app::{App, Serving};
 use crate::body::read_json;
 use crate::engine_thread::EngineHandle;
 use crate::error::{ApiError, json_response};
-use crate::fields::{Field, Fields, applied, string};
-use crate::generation::engine_gone;
+use crate::fields::{Field, Fields, Notes, applied};
+use crate::generation::{engine_gone, noted};
 use crate::ids::random_id;
 use crate::info::{asked_model, query};
 use crate::security::KeyNumber;
@@ -66,26 +66,44 @@ pub(crate) async fn act(
         .ok_or_else(|| ApiError::invalid("id_slot", format!("there are the slots 0 to {}", count - 1)))?;
     let domain = CacheDomain(key);
     let action = query(&uri, "action").unwrap_or_default();
-    if action == "erase" {
-        return erase(&serving, slot, domain).await;
-    }
-    if !["save", "restore"].contains(&action.as_str()) {
+    if !["save", "restore", "erase"].contains(&action.as_str()) {
         return Err(ApiError::invalid("action", "`action` is save, restore or erase"));
     }
-    let (body, _permit) = read_json(request, &app, key).await?;
-    let mut fields = Fields::new(body, &[FIELDS])?;
-    let name = string("filename", fields.required("filename")?)?;
-    fields.finish(&[FIELDS])?;
-    check_name(&name)?;
-    let work = FileWork { serving, slot, domain, path: folder.join(&name), name };
-    // Whether its client waits or not, it is done to the end.
-    let done = tokio::task::spawn_blocking(move || if action == "save" { work.save() } else { work.restore() });
-    let answer =
-        done.await.map_err(|_| ApiError::internal("internal", "copying a slot failed in a way that is a bug"))??;
+    let is_erased = action == "erase";
+    // llama.cpp's clients send nothing with this one.
+    let (name, notes) = match is_erased && !request.headers().contains_key(header::CONTENT_TYPE) {
+        true => (None, Notes::default()),
+        false => {
+            let (body, _permit) = read_json(request, &app, key).await?;
+            noted(&app, move || take_name(body)).await?
+        }
+    };
+    let answer = match (is_erased, name) {
+        (true, _) => erase(&serving, slot, domain).await,
+        (false, None) => Err(ApiError::invalid("filename", "`filename` is missing")),
+        (false, Some(name)) => copy(FileWork { serving, slot, domain, path: folder.join(&name), name }, action).await,
+    };
+    let mut answer = answer?;
+    notes.attach(&mut answer);
     Ok(json_response(StatusCode::OK, &answer))
 }
 
-async fn erase(serving: &Serving, slot: usize, domain: CacheDomain) -> Result<Response, ApiError> {
+/// The name of the file in a body.
+fn take_name(body: Value) -> Result<Option<String>, ApiError> {
+    let mut fields = Fields::new(body, &[FIELDS])?;
+    let name = fields.string("filename")?;
+    fields.finish(&[FIELDS])?;
+    name.as_deref().map(check_name).transpose()?;
+    Ok(name)
+}
+
+/// Saves or restores. Whether its client waits or not, it is done to the end.
+async fn copy(work: FileWork, action: String) -> Result<Value, ApiError> {
+    let done = tokio::task::spawn_blocking(move || if action == "save" { work.save() } else { work.restore() });
+    done.await.map_err(|_| ApiError::internal("internal", "copying a slot failed in a way that is a bug"))?
+}
+
+async fn erase(serving: &Serving, slot: usize, domain: CacheDomain) -> Result<Value, ApiError> {
     let text = serving.slots.text(slot, domain);
     let block_len = serving.engine.config().kv.block_len;
     let erased = match text {
@@ -95,7 +113,7 @@ async fn erase(serving: &Serving, slot: usize, domain: CacheDomain) -> Result<Re
         None => 0,
     };
     serving.slots.forget(slot);
-    Ok(json_response(StatusCode::OK, &json!({"id_slot": slot, "n_erased": erased * block_len})))
+    Ok(json!({"id_slot": slot, "n_erased": erased * block_len}))
 }
 
 /// A name of a file in the folder, and nothing else.

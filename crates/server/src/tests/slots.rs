@@ -127,6 +127,19 @@ async fn what_cannot_be_saved_or_restored_is_told() {
     }
     assert_eq!(code(act(&app, 9999, "save", "x").await), (400, json!("id_slot")));
     assert_eq!(code(act(&app, 0, "drop", "x").await), (400, json!("action")));
+    for (action, body, param) in [
+        ("save", json!({}), "filename"),
+        ("restore", json!({"filename": null}), "filename"),
+        ("erase", json!({"filename": 5}), "filename"),
+    ] {
+        let (status, _, answer) = post(&app, &format!("/slots/0?action={action}"), &body).await;
+        assert_eq!(code((status, answer)), (400, json!(param)), "{action}");
+    }
+    let (_, _, told) = post(&app, "/slots/0?action=erase", &json!({"wibble": 1})).await;
+    assert_eq!((&told["n_erased"], &told["x_hotmetal"]["ignored"]), (&json!(0), &json!(["wibble"])));
+    // As llama.cpp's clients erase.
+    let bare = Request::post("/slots/0?action=erase").header("host", "localhost").body(Body::empty()).unwrap();
+    assert_eq!(send(&app, bare).await.status(), StatusCode::OK);
     assert_eq!(act(&app, 0, "restore", "absent").await.0, StatusCode::NOT_FOUND);
     #[cfg(unix)]
     {
