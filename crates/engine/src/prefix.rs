@@ -5,7 +5,8 @@ use backend::BlockLayout;
 use crate::kv_cache::BlockTable;
 use crate::{CacheDomain, Engine, EngineError};
 
-/// Blocks that an engine holds for whoever copies them, until [`Engine::release_prefix`] or [`Engine::keep_prefix`].
+/// Names blocks that the engine holds while somebody copies them. [`Engine::release_prefix`] and [`Engine::keep_prefix`] let them
+/// go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixId(u64);
 
@@ -49,7 +50,8 @@ impl Engine {
         self.executable.write_block(block, from).map_err(|error| EngineError::Backend(error.to_string()))
     }
 
-    /// Offers the blocks of a prefix, all of which were written, to texts that begin with `tokens`, and lets go of them.
+    /// Indexes the blocks of a prefix under `tokens`, so that texts that begin with them find the blocks, and lets the blocks go.
+    /// The caller has written all of them.
     pub fn keep_prefix(&mut self, id: PrefixId, tokens: &[u32]) {
         if let Some(mut held) = self.take(id) {
             self.kv.publish(&mut held.table, tokens);
@@ -107,7 +109,7 @@ mod tests {
             .unwrap()
     }
 
-    /// Runs a text to its end: how many of its tokens came from the cache, and what was generated.
+    /// Runs a text to its end. Returns how many tokens of the prompt came from the cache, and the generated tokens.
     fn run(engine: &mut Engine, prompt: &[u32]) -> (usize, Vec<u32>) {
         let request = Request::new(prompt.to_vec(), SamplingParams { seed: 3, ..SamplingParams::default() });
         engine.submit(Request { cache_domain: DOMAIN, max_tokens: Some(5), ..request }).unwrap();
@@ -128,7 +130,7 @@ mod tests {
         let mut first = engine(32);
         let (_, generated) = run(&mut first, &prompt);
         let all: Vec<u32> = prompt.iter().chain(&generated).copied().collect();
-        // Of the last token nothing is in the cache, and a part of a block is none.
+        // The cache has no keys of the last token, because no step read it. Only whole blocks count.
         let (id, count) = first.hold_prefix(DOMAIN, &all);
         assert_eq!(count, (all.len() - 1) / 4);
         assert_eq!(first.hold_prefix(CacheDomain(8), &all).1, 0);

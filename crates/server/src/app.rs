@@ -565,6 +565,11 @@ impl App {
         }
     }
 
+    /// Seconds since 1970 when the server started.
+    pub(crate) fn started_at(&self) -> u64 {
+        unix_time().saturating_sub(self.inner.started.elapsed().as_secs())
+    }
+
     /// The models that answer now, of which there is one at least, or one that is loaded on demand.
     pub(crate) fn serving_any(&self) -> Result<Vec<Arc<Serving>>, ApiError> {
         match self.phase() {

@@ -178,7 +178,7 @@ impl EngineHandle {
         work: impl FnOnce(&mut Engine) -> T + Send + 'static,
     ) -> Result<T, EngineFailure> {
         let (reply, answer) = oneshot::channel();
-        // Whoever has gone needs no answer.
+        // `send` fails where the caller no longer waits.
         let work = move |engine: &mut Engine| drop(reply.send(work(engine)));
         let gone = || self.failure().unwrap_or(EngineFailure::Bug);
         self.commands.send(Command::Do(Box::new(work))).map_err(|_| gone())?;

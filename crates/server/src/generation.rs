@@ -508,7 +508,7 @@ impl Job {
         timings((self.prompt_tokens, prompt_time), (usage, decode_time), self.choices.len())
     }
 
-    /// [`Self::timings`] of a prompt of which `processed` tokens are read, as [`Self::prompt_progress`] counts them.
+    /// [`Self::timings`] while the prompt is being read. `processed` tokens of it are read, cached ones included.
     pub(crate) fn timings_so_far(&self, cached_tokens: usize, processed: usize) -> Value {
         let time = if processed == 0 { Duration::ZERO } else { self.prompt_time() };
         timings((processed, time), (Usage { cached_tokens, ..Usage::default() }, Duration::ZERO), 1)

@@ -8,7 +8,6 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use crate::app::{Absence, App, ModelPhase, Phase, Serving};
-use crate::clock::unix_time;
 use crate::error::{ApiError, json_response};
 use crate::prometheus;
 
@@ -55,7 +54,7 @@ fn described(app: &App, name: &str, phase: &ModelPhase) -> Option<Value> {
         ModelPhase::OnDemand(Absence::Unloaded { has_failed: false }) => json!({"value": "unloaded"}),
         ModelPhase::OnDemand(Absence::Unloaded { has_failed: true }) => json!({"value": "unloaded", "failed": true}),
     };
-    let created = unix_time().saturating_sub(app.inner.started.elapsed().as_secs());
+    let created = app.started_at();
     Some(json!({"id": name, "object": "model", "created": created, "owned_by": "hotmetal", "status": status}))
 }
 
@@ -172,7 +171,7 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     // llama-server's, from which its clients know that it was started anew.
-    let started = unix_time().saturating_sub(app.inner.started.elapsed().as_secs());
+    let started = app.started_at();
     response.headers_mut().insert("process-start-time-unix", started.into());
     response
 }

@@ -15,7 +15,7 @@ pub(crate) struct Slots(Mutex<HashMap<usize, SlotText>>);
 pub(crate) struct SlotText {
     pub(crate) slot: usize,
     pub(crate) domain: CacheDomain,
-    /// Its prompt and what was generated.
+    /// The tokens of the prompt, then the generated ones.
     pub(crate) tokens: Vec<u32>,
 }
 

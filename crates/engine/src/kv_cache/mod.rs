@@ -85,16 +85,8 @@ impl KvCache {
         spare: usize,
         from_cache: bool,
     ) -> Result<(BlockTable, usize), NoFreeBlock> {
-        let mut table = BlockTable::new(domain);
-        let mut parent = Parent::Root(domain);
         let full_blocks = if self.prefix_reuse && from_cache { (tokens.len() - 1) / self.block_len } else { 0 };
-        for chunk in tokens.chunks_exact(self.block_len).take(full_blocks) {
-            let Some((block, next)) = self.index.find(parent, chunk) else { break };
-            self.pool.retain(block);
-            table.blocks.push(block);
-            parent = next;
-        }
-        (table.num_published, table.parent) = (table.blocks.len(), Some(parent));
+        let mut table = self.hold(domain, &tokens[..full_blocks * self.block_len]);
         let cached_tokens = table.blocks.len() * self.block_len;
         let num_new = self.blocks_for(tokens.len()) - table.blocks.len();
         if num_new + spare > self.pool.num_free() {

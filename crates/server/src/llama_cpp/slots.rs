@@ -202,7 +202,7 @@ impl FileWork {
         };
         let held = Held { work: &self, id };
         let tokens = held.read(&mut file, &layout, count)?;
-        // Only now is it known that all of it is what was saved.
+        // Texts may find the blocks from here on, because the hash of the whole file was right.
         let kept = tokens.clone();
         self.engine(move |engine| engine.keep_prefix(id, &kept))?;
         let num_tokens = tokens.len();

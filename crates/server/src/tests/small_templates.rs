@@ -31,6 +31,14 @@ impl Family {
 
 const THINK: [&str; 2] = ["<think>", "</think>"];
 const NO_THOUGHT: [&str; 2] = ["", ""];
+/// The tokens that DeepSeek's calls are written with, in V3 and V3.1.
+const DEEPSEEK: &[&str] = &[
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+];
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {
@@ -63,13 +71,7 @@ pub(super) const FAMILIES: &[Family] = &[
                 {{ c.function.name }}\n```json\n{{ c.function.arguments | tojson }}\n```<｜tool▁call▁end｜>{% endfor %}\
                 <｜tool▁calls▁end｜>",
         thought: THINK,
-        tokens: &[
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁call▁begin｜>",
-            "<｜tool▁sep｜>",
-            "<｜tool▁call▁end｜>",
-            "<｜tool▁calls▁end｜>",
-        ],
+        tokens: DEEPSEEK,
     },
     Family {
         name: "Mistral, a list",
@@ -145,13 +147,7 @@ pub(super) const FAMILIES: &[Family] = &[
         calls: "<｜tool▁calls▁begin｜>{% for c in m.tool_calls %}<｜tool▁call▁begin｜>{{ c.function.name }}<｜tool▁sep｜>\
                 {{ c.function.arguments | tojson }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>",
         thought: THINK,
-        tokens: &[
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁call▁begin｜>",
-            "<｜tool▁sep｜>",
-            "<｜tool▁call▁end｜>",
-            "<｜tool▁calls▁end｜>",
-        ],
+        tokens: DEEPSEEK,
     },
     Family {
         name: "DeepSeek V3.2",
