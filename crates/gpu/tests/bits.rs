@@ -296,37 +296,11 @@ fn an_observed_step_gives_the_same_bits_and_shows_every_result() {
     }
 }
 
-/// Blocks that were copied out of one cache and into other places of another, of heads and of latent rows.
 #[test]
 fn blocks_that_are_copied_out_and_in_give_the_same_bits() {
-    for (model_type, format, block_len) in
-        [("qwen2", KvFormat::F32, 5), ("llama", KvFormat::F16, 16), ("deepseek_v2", KvFormat::F16, 8)]
-    {
-        let (plan, weights) = tiny_model(model_type, 1, WeightFormat::F32);
-        let kv = KvLayout { format, block_len, num_blocks: 8 };
-        let tokens = Rng::new(3).tokens(2 * block_len + 4, plan.vocab_size);
-        let (cached, rest) = tokens.split_at(2 * block_len);
-        let mut step = StepInput::default();
-        let mut first = load(ThreadOrder::Forward, &plan, &weights, kv);
-        step.push_sequence(cached, 0, &[5, 2]);
-        step.output_rows.push(0);
-        first.replay(&step).unwrap();
-        let layout = first.block_layout().unwrap();
-        let mut bytes = Vec::new();
-        [5, 2].into_iter().for_each(|block| first.read_block(block, &mut bytes).unwrap());
-        assert_eq!(bytes.len(), 2 * layout.bytes, "{model_type}");
-        let mut second = load(ThreadOrder::Forward, &plan, &weights, kv);
-        assert_eq!(second.block_layout(), Some(layout.clone()));
-        for (block, bytes) in [1, 7].into_iter().zip(bytes.chunks(layout.bytes)) {
-            second.write_block(block, bytes).unwrap();
-        }
-        let go_on = |executable: &mut dyn Executable, table: &[u32]| {
-            let mut step = StepInput::default();
-            step.push_sequence(rest, cached.len(), table);
-            step.output_rows.extend(0..rest.len() as u32);
-            executable.replay(&step).unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
-        };
-        let expected = go_on(&mut *first, &[5, 2, 0]);
-        assert!(go_on(&mut *second, &[1, 7, 3]) == expected, "{model_type}");
-    }
+    backend::conformance::copied_blocks_give_the_same_bits(&GpuBackend::simulator(
+        ThreadOrder::Forward,
+        1 << 30,
+        GpuOptions { batch_invariant: true, ..GpuOptions::default() },
+    ));
 }

@@ -9,6 +9,7 @@
 //! Two devices are compared op by op, on any model, by [`checkpoints`], and token by token by [`parity`].
 
 pub mod checkpoints;
+mod copied_blocks;
 mod meaning;
 mod model_cases;
 mod op_cases;
@@ -26,6 +27,7 @@ use crate::{Backend, Claims};
 use model_cases::ModelCase;
 use op_cases::{OpCase, weighted_op_cases, weightless_op_cases};
 
+pub use copied_blocks::copied_blocks_give_the_same_bits;
 pub use testing::{MODEL_TYPES, Sample};
 pub use trial::{Measure, Worst};
 
