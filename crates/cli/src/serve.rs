@@ -388,6 +388,7 @@ fn load(
         max_mixed_tokens: limits.mixed_tokens,
         step_target: limits.step_target_ms.map(Duration::from_millis),
         max_waiting: limits.queue,
+        identifies: args.access.slot_save_path.is_some(),
         kv_tokens: limits.kv_tokens.map_or(KvTokens::AsMemoryAllows, KvTokens::AtLeast),
         neighbours,
         watch: loading,

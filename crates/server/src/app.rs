@@ -67,8 +67,9 @@ pub struct ModelFiles {
     pub parameters: u64,
     /// The format of most of its matrices, as they were loaded: `Q4_0`.
     pub format: String,
-    /// What tells it from another model, as it was loaded: two with the same compute the same.
-    pub identity: String,
+    /// What tells it from another model, as it was loaded: two with the same compute the same. Only where slots are saved does
+    /// anybody ask for it.
+    pub identity: Option<String>,
 }
 
 impl ServedModel {

@@ -98,6 +98,8 @@ pub(crate) struct EngineSizes<'a> {
     pub(crate) kv_tokens: KvTokens,
     /// The other models of the process, which have memory of the device too.
     pub(crate) neighbours: &'a Neighbours,
+    /// Whether somebody asks what tells the model from others. It takes a look at each weight.
+    pub(crate) identifies: bool,
     /// Is told how far the load is.
     pub(crate) watch: &'a dyn Watch,
 }
@@ -123,6 +125,7 @@ impl EngineSizes<'static> {
         max_waiting: None,
         kv_tokens: KvTokens::OneContext,
         neighbours: &ALONE,
+        identifies: false,
         watch: &Unwatched,
     };
 }

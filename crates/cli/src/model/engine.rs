@@ -145,7 +145,7 @@ fn load_all_but_tokenizer(
         architecture: plan.model_type.clone(),
         parameters: weights.iter().map(|weight| weight.shape().iter().product::<usize>() as u64).sum(),
         format: main_format(&weights).to_string(),
-        identity: identity(&plan, &weights),
+        identity: sizes.identifies.then(|| identity(&plan, &weights)),
     };
     let mut copied = |bytes, total| sizes.watch.bytes(bytes, total);
     let executable = backend.load_watched(Arc::new(plan), weights, region.kv, &mut copied)?;

@@ -216,7 +216,7 @@ impl FileWork {
     /// How blocks lie, and a hash of all that they depend on.
     fn identity(&self) -> Result<(BlockLayout, [u8; DIGEST_BYTES]), ApiError> {
         let layout = self.engine(|engine| engine.block_layout())?;
-        let identity = self.serving.files.as_ref().map(|files| files.identity.clone());
+        let identity = self.serving.files.as_ref().and_then(|files| files.identity.clone());
         let (Some(layout), Some(identity)) = (layout, identity) else {
             let message = "this device gives no blocks of its cache out, or nobody says what the model is";
             return Err(ApiError::refused(StatusCode::NOT_IMPLEMENTED, "no_slot_files", message));

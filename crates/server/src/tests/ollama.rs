@@ -450,7 +450,7 @@ async fn what_is_served_is_listed_under_names_with_tags() {
         architecture: "qwen3".to_owned(),
         parameters: 134_515_008,
         format: "Q4_0".to_owned(),
-        identity: "x".to_owned(),
+        identity: None,
     };
     let model = ServedModel { files: Some(files), ..served(config(), None, chat_template()) };
     app.ready(model).unwrap();

@@ -38,7 +38,7 @@ fn server(folder: &Path, identity: &str, options: Options) -> App {
         architecture: "null".to_owned(),
         parameters: 1,
         format: "F32".to_owned(),
-        identity: identity.to_owned(),
+        identity: Some(identity.to_owned()),
     };
     app.ready(ServedModel { files: Some(files), ..served(config(), None, chat_template()) }).unwrap();
     app
