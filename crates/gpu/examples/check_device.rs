@@ -5,6 +5,9 @@
 //! cargo run --release -p gpu --example check_device -- decode:llama-3.1-8b:q8_0:1:8192
 //! ```
 //!
+//! `conformance-of:TEXT:TIMES` runs the cases of the suite whose names contain TEXT, so many times, and prints every
+//! fault. It is for a fault that does not always come, and for tools that look into kernels.
+//!
 //! FORMAT is one of weights, `q4_k_m`, or `int4` (Q4_0 as INT4 in groups of 128 is read). These jobs use random weights in
 //! the shapes of `hotmetal bench`; BATCH and TOKENS of `decode` and `prefill` may be several numbers with commas:
 //!
@@ -67,6 +70,7 @@ fn main() -> Checked {
         match parts[..] {
             ["conformance"] => conformance(&device, 0, 1)?,
             ["conformance", shard, shards] => conformance(&device, shard.parse()?, shards.parse()?)?,
+            ["conformance-of", text, times] => conformance_of(&device, text, times.parse()?)?,
             ["goldens"] => golden_texts(&device)?,
             ["parity"] => parity(&device)?,
             ["gemm"] => gemm(&device)?,
@@ -129,6 +133,24 @@ fn conformance(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
     println!("conformance: {} cases, {outcomes} outcomes, {} faults", cases.len(), faults.len());
     faults.iter().take(20).for_each(|fault| println!("  {fault}"));
     if faults.is_empty() { Ok(()) } else { Err("the device does not conform".into()) }
+}
+
+fn conformance_of(device: &GpuBackend, text: &str, times: usize) -> Checked {
+    let mut cases = cases(&device.claims(), false);
+    cases.retain(|case| case.to_string().contains(text));
+    let (mut faults, mut outcomes) = (0, 0);
+    for time in 0..times {
+        for case in &cases {
+            for outcome in case.run(&[device]).into_iter().flatten() {
+                outcomes += 1;
+                let Some(fault) = outcome.fault else { continue };
+                faults += 1;
+                println!("  time {time}: {case} as [{}]: {fault}", outcome.ops.join(" "));
+            }
+        }
+    }
+    println!("conformance of `{text}`: {} cases, {outcomes} outcomes, {faults} faults", cases.len());
+    if faults == 0 && outcomes > 0 { Ok(()) } else { Err("the device does not conform, or no case ran".into()) }
 }
 
 fn to_f32(weights: &[Tensor]) -> Checked<Vec<Tensor>> {

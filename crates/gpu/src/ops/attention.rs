@@ -1,17 +1,20 @@
 //! Attention: rows that are alone in their sequence, or few, by one kernel, and many rows of a sequence by another.
 
-use plan::{Attention, Op, Plan, Rope, StepShape, Value};
+use plan::{Attention, CacheLayer, Op, Plan, Rope, StepShape, Value};
 
 use crate::kernels::{attention, attention_tiles, mla_attention};
 use crate::launch::{Access, Launch};
 use crate::site::{DeviceRows, LoadedPlan, Site};
 use crate::step_input::AttentionItems;
 
-/// Whether there are kernels for many rows of a sequence, for all layers.
+/// Whether there are kernels for many rows of a sequence, for all layers. There is none for latent rows, even where they
+/// are as wide as heads of other models.
 pub(crate) fn has_tiles(loaded: &LoadedPlan<'_>) -> bool {
     let (target, kv) = (loaded.target.of("attention"), &loaded.cache.layout);
-    let mut layers = loaded.cache.layers.iter();
-    layers.all(|layer| attention_tiles::variant(&target, kv, layer.layer.head_dim).is_some())
+    loaded.plan.kv_layers.iter().all(|layer| match layer {
+        CacheLayer::Heads(layer) => attention_tiles::variant(&target, kv, layer.head_dim).is_some(),
+        CacheLayer::Latent(_) => false,
+    })
 }
 
 /// Bytes of the partial results of an attention whose rows are cut.
