@@ -1,7 +1,7 @@
 //! Holds the first CUDA device to everything that the simulator is held to, all of it; then measures decoding.
 //!
 //! ```sh
-//! cargo run --release -p gpu --example check_device -- conformance goldens parity gemm draws attention
+//! cargo run --release -p gpu --example check_device -- conformance goldens parity gemm draws attention blocks
 //! cargo run --release -p gpu --example check_device -- decode:llama-3.1-8b:q8_0:1:8192
 //! ```
 //!
@@ -13,6 +13,8 @@
 //!
 //! - `decode:SHAPE:FORMAT:BATCH:DEPTH`: whole steps, each submitted before the tokens of the one before are read. The times
 //!   include the upload of the input and the download of the tokens.
+//! - `ways:SHAPE:FORMAT:BATCH:DEPTH:TEXT`: the same steps with each way that a kernel may be launched in, for keys of
+//!   the tuner's that contain TEXT. It times more than the tuner prints, and checks nothing.
 //! - `sampled:SHAPE:FORMAT:BATCH:DEPTH`: the same, with tokens that are drawn.
 //! - `prefill:SHAPE:FORMAT:TOKENS`: a prompt.
 //! - `profile:SHAPE:FORMAT:BATCH:DEPTH`, `profile-prompt:SHAPE:FORMAT:TOKENS`: each kind of op by itself.
@@ -34,12 +36,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backend::conformance::cases;
+use backend::conformance::{cases, copied_blocks_give_the_same_bits};
 use backend::profile::Recorder;
-use backend::{Backend, Counters, Executable, Observed};
+use backend::{Backend, Counters, Executable, Observed, Tunable, Tuning};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
-use gpu::{ForcedVariant, GpuBackend, GpuOptions, KernelSource};
+use gpu::{ForcedVariant, GpuBackend, GpuOptions, KernelSource, Tuned};
 use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
@@ -55,7 +57,9 @@ fn main() -> Checked {
         Ok(variant.parse::<ForcedVariant>()?)
     });
     let forced = forced.collect::<Checked<_>>()?;
-    let options = GpuOptions { forced, ..GpuOptions::default() };
+    let tuning: &'static Tuning = Box::leak(Box::default());
+    let tuned = if jobs.iter().any(|job| job.starts_with("ways:")) { Tuned::by(tuning) } else { Tuned::NONE };
+    let options = GpuOptions { forced, tuned, ..GpuOptions::default() };
     let device = match std::env::var_os("HOTMETAL_KERNEL_SRC").map(PathBuf::from) {
         Some(folder) => {
             let cache = Some(folder.join("compiled"));
@@ -75,12 +79,16 @@ fn main() -> Checked {
             ["parity"] => parity(&device)?,
             ["gemm"] => gemm(&device)?,
             ["draws"] => draws(&device)?,
+            ["blocks"] => copied_blocks_give_the_same_bits(&device),
             ["attention"] => attention_layers(&device)?,
             ["mixtures"] => mixture_layers(&device, 0, 1)?,
             ["mixtures", shard, shards] => mixture_layers(&device, shard.parse()?, shards.parse()?)?,
             ["mixture-steps"] => mixture_steps(&device)?,
             ["decode", shape, format, batch, depth] => {
                 decode(&device, shape, format, &list(batch)?, depth.parse()?, RowSampling::default())?;
+            }
+            ["ways", shape, format, batch, depth, text] => {
+                ways(&device, tuning, (shape, format), batch.parse()?, depth.parse()?, text)?;
             }
             ["sampled", shape, format, batch, depth] => {
                 for how in [
@@ -241,6 +249,10 @@ fn parity(device: &GpuBackend) -> Checked {
 /// Every result of every op of more than one row, computed with matrix instructions, beside those of the kernels that the
 /// simulator is held to: shapes that fill no tile.
 fn gemm(device: &GpuBackend) -> Checked {
+    /// Tokens whose projections are launched in every way in turn.
+    const WAYS_OF: [usize; 4] = [7, 29, 33, 64];
+    let tuning: &'static Tuning = Box::leak(Box::default());
+    let tuned = device.clone().with_options(GpuOptions { tuned: Tuned::by(tuning), ..GpuOptions::default() })?;
     let exact = device.clone().with_options(GpuOptions { batch_invariant: true, ..GpuOptions::default() })?;
     let config = serde_json::json!({
         "model_type": "qwen2", "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 2,
@@ -270,21 +282,9 @@ fn gemm(device: &GpuBackend) -> Checked {
             let mut expected = vec![];
             let mut collect = |_: usize, _: Observed, found: &[f32]| expected.push(found.to_vec());
             exact.load(plan.clone(), weights.clone(), kv)?.replay_observed(&input, &mut collect)?;
-            let (mut worst, mut index) = (0f32, 0);
-            let mut compare = |_: usize, _: Observed, found: &[f32]| {
-                let width = found.len() / tokens;
-                for (found, expected) in found.chunks(width).zip(expected[index].chunks(width)) {
-                    let square = expected.iter().map(|x| x * x).sum::<f32>() / width as f32;
-                    for (found, expected) in found.iter().zip(expected) {
-                        let off = (found - expected).abs() / square.sqrt();
-                        worst = if off <= worst { worst } else { off };
-                    }
-                }
-                index += 1;
-            };
             let mut executable = device.load(plan.clone(), weights.clone(), kv)?;
-            executable.replay_observed(&input, &mut compare)?;
-            println!("gemm {name} {tokens} tokens: {index} results, off by at most {worst:.1e} deviations");
+            let worst = furthest_off(&mut *executable, &input, &expected)?;
+            println!("gemm {name} {tokens} tokens: {} results, off by at most {worst:.1e} deviations", expected.len());
             if worst.is_nan() || worst > most {
                 return Err(format!("{name}, {tokens} tokens: off by {worst:e} deviations").into());
             }
@@ -293,9 +293,50 @@ fn gemm(device: &GpuBackend) -> Checked {
             if logits != executable.replay(&input)? {
                 return Err(format!("{name}, {tokens} tokens: not the same bits again").into());
             }
+            // Each way of a kernel of few rows, also those that no cost model takes for these shapes.
+            if !WAYS_OF.contains(&tokens) {
+                continue;
+            }
+            tuning.watch();
+            tuned.load(plan.clone(), weights.clone(), kv)?.replay(&input)?;
+            let (mut ways, mut worst_of_ways) = (0, 0f32);
+            for Tunable { key, candidates, .. } in tuning.watched() {
+                for candidate in candidates.iter().filter(|_| key.starts_with("gemm_narrow ")) {
+                    tuning.set(&key, Some(candidate));
+                    let mut executable = tuned.load(plan.clone(), weights.clone(), kv)?;
+                    let worst = furthest_off(&mut *executable, &input, &expected)?;
+                    if worst.is_nan() || worst > most {
+                        return Err(format!("{name}, {key}, {candidate}: off by {worst:e} deviations").into());
+                    }
+                    (ways, worst_of_ways) = (ways + 1, worst_of_ways.max(worst));
+                }
+                tuning.set(&key, None);
+            }
+            println!("  {ways} ways to launch them, off by at most {worst_of_ways:.1e} deviations");
         }
     }
     Ok(())
+}
+
+/// How far any result of a step is off, in deviations of its row; NaN where one is.
+fn furthest_off(executable: &mut dyn Executable, input: &StepInput, expected: &[Vec<f32>]) -> Checked<f32> {
+    let (mut worst, mut index) = (0f32, 0);
+    let rows = input.token_ids.len();
+    executable.replay_observed(input, &mut |_: usize, _: Observed, found: &[f32]| {
+        let width = found.len() / rows;
+        for (found, expected) in found.chunks(width).zip(expected[index].chunks(width)) {
+            let square = expected.iter().map(|x| x * x).sum::<f32>() / width as f32;
+            for (found, expected) in found.iter().zip(expected) {
+                let off = (found - expected).abs() / square.sqrt();
+                worst = if worst.is_nan() || off <= worst { worst } else { off };
+            }
+        }
+        index += 1;
+    })?;
+    if index != expected.len() {
+        return Err(format!("{index} results, expected {}", expected.len()).into());
+    }
+    Ok(worst)
 }
 
 /// Tokens drawn from random logits, each as a full sort draws it.
@@ -620,6 +661,42 @@ fn decode(
             1e3 / median * batch as f64,
             bytes as f64 / median / 1e6,
         );
+    }
+    Ok(())
+}
+
+/// Steps with each way in turn that the tuner would try, beside what is taken without a table.
+fn ways(
+    device: &GpuBackend,
+    tuning: &Tuning,
+    (shape, format): (&str, &str),
+    batch: usize,
+    depth: usize,
+    text: &str,
+) -> Checked {
+    const WARM_UP: usize = 5;
+    const STEPS: usize = 40;
+    let positions = depth + WARM_UP + STEPS + 1;
+    let (_, mut executable) = load(device, shape, format, batch, positions)?;
+    let tables: Vec<_> = (0..batch).map(|sequence| table(sequence, positions)).collect();
+    let mut time = || -> Checked<f64> {
+        executable.forget_programs();
+        let steps = WARM_UP + STEPS;
+        let times = run_ahead(&mut *executable, &tables, depth, steps, RowSampling::default(), |_| Ok(()))?;
+        Ok(spread(times[WARM_UP..].to_vec())[1])
+    };
+    tuning.watch();
+    let usual = time()?;
+    for Tunable { key, candidates, default } in tuning.watched().into_iter().filter(|way| way.key.contains(text)) {
+        println!("  {key}: usually {}, {usual:.3} ms a step", candidates[default]);
+        let mut found = vec![];
+        for candidate in candidates {
+            tuning.set(&key, Some(&candidate));
+            found.push((time()?, candidate));
+        }
+        tuning.set(&key, None);
+        found.sort_by(|a, b| a.0.total_cmp(&b.0));
+        found.iter().take(16).for_each(|(ms, candidate)| println!("    {ms:.3} {candidate}"));
     }
     Ok(())
 }

@@ -6,6 +6,10 @@
 //           equal shares, the height of tiles is any multiple of 16; the two groups of a cluster share k.
 // Bytes     W once; x once a tile, from the second cache.
 // Order     a SIMD group's stages, then stages and columns by turns, then groups of the cluster: shapes alone decide.
+//
+// gemm_tall: the same with tiles of up to 256 rows of weights by 128 bytes, of which each of four times four SIMD groups has 64 rows in
+// every stage. From 33 rows on x would take longer from the second cache than W from memory where tiles are lower; and nobody has to add
+// up what SIMD groups made, so that each finishes its sums from registers. No groups share k.
 #if __CUDA_ARCH_FEAT_SM90_ALL
 enum {
   NARROW_MULTIPLIERS = 16,      // SIMD groups; one more copies weights, and one rows
@@ -28,17 +32,19 @@ template <class W, bool IN_REGISTERS = W::IN_REGISTERS != 0> struct NarrowScales
 };
 template <class W> struct NarrowScales<W, false> { enum { OF_256 = 0, ONE = 0, TWO = 0, STAGE = 0 }; };
 
-template <class W, i32 N> struct NarrowFormat {
+template <class W, i32 N, bool TALL> struct NarrowFormat {
   enum {
+    TURNS = TALL ? 1 : 2,                         // every so manieth stage is a SIMD group's
+    WEIGHTS = (TALL ? 2 : 1) * i32(NARROW_WEIGHTS),
     K = W::IN_REGISTERS ? 128 * W::PACK : 64,     // numbers in 128 bytes of a row of weights
-    UNIT = K < 256 ? 512 : 4 * K,                 // of k, by which groups share it: two stages, or a multiple
-    SCALES = NarrowScales<W>::STAGE,
+    UNIT = TALL ? 256 : K < 256 ? 512 : 4 * K,    // of k, by which groups share it: `TURNS` stages, or a multiple, and blocks of 256
+    SCALES = (TALL ? 2 : 1) * i32(NarrowScales<W>::STAGE),
     X_TILE = N * GEMM_K * 2,
     X_TILES = K / GEMM_K
   };
   // Bytes of a stage: of 32 and 64 rows with room for no more columns than there are, so that there are more stages. Of fewer rows more
   // stages are slower.
-  static PART i32 stage(CONST GemmParams& p) { return NARROW_WEIGHTS + SCALES + (N >= 32 ? p.columns : 2) * (X_TILES * X_TILE); }
+  static PART i32 stage(CONST GemmParams& p) { return WEIGHTS + SCALES + (N >= 32 ? p.columns : 2) * (X_TILES * X_TILE); }
 };
 
 struct NarrowTile { i32 segment, row; };
@@ -83,9 +89,9 @@ template <i32 STEP> FN void narrow_next(CONST GemmParams& p, NarrowRing& ring) {
 
 // One SIMD group, whose lanes all count, so that it takes no registers of lanes; the first asks. Weights, without a stop from
 // tile to tile, and before the kernel ahead has ended.
-template <class W, i32 N>
+template <class W, i32 N, bool TALL>
 FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share, i32 lane) {
-  typedef NarrowFormat<W, N> Format;
+  typedef NarrowFormat<W, N, TALL> Format;
   const i32 bytes = p.height * (p.columns * 128 + narrow_scales<W>(p));
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
     const NarrowTile tile = narrow_tile(p, index);
@@ -104,8 +110,8 @@ FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowSh
           else copy_tile_2d(to + p.height * 128, s.weight, full, second, tile.row);
         }
         if (W::IN_REGISTERS) {
-          if (p.glu) copy_tile_4d(to + NARROW_WEIGHTS, s.scale_tiles, full, scales, 0, 0, tile.row / 8);
-          else copy_tile_2d(to + NARROW_WEIGHTS, s.scale_tiles, full, scales, tile.row);
+          if (p.glu) copy_tile_4d(to + Format::WEIGHTS, s.scale_tiles, full, scales, 0, 0, tile.row / 8);
+          else copy_tile_2d(to + Format::WEIGHTS, s.scale_tiles, full, scales, tile.row);
         }
       }
       simd_barrier();
@@ -115,15 +121,15 @@ FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowSh
 }
 
 // Another SIMD group: rows, as soon as the kernel ahead has made them.
-template <class W, i32 N>
+template <class W, i32 N, bool TALL>
 FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share, i32 lane) {
-  typedef NarrowFormat<W, N> Format;
+  typedef NarrowFormat<W, N, TALL> Format;
   prefetch_map(p.x);
   wait_for_previous();
   const i32 tiles = p.columns * Format::X_TILES;
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
     ROLL for (i32 stage = 0; stage < share.count; stage++) {
-      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage + NARROW_WEIGHTS + Format::SCALES;
+      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage + Format::WEIGHTS + Format::SCALES;
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
       if (one_lane(lane)) {
         barrier_expect(full, tiles * Format::X_TILE);
@@ -234,37 +240,43 @@ template <> struct NarrowStep<GemmNVFP4> : NarrowHalfBytes<GemmNVFP4> {};
 template <> struct NarrowStep<GemmQ4_K> : NarrowHalfBytes<GemmQ4_K> {};
 template <> struct NarrowStep<GemmQ6_K> : NarrowHalfBytes<GemmQ6_K> {};
 
-// Which of four times four SIMD groups: every second stage is for two of them, a column or a block for each.
+// Which of four times four SIMD groups: every second stage is for two of them, a column or a block for each; of tall tiles every stage
+// is for all.
 struct NarrowRole { i32 turn, side, simd, lane; };
 
-template <class W, i32 N>
+template <class W, i32 N, bool TALL>
 FN NarrowPlaces narrow_places(CONST GemmParams& p, const NarrowRole& role) {
-  typedef NarrowFormat<W, N> Format;
+  typedef NarrowFormat<W, N, TALL> Format;
   const bool columns = p.columns == 2;
   // Of bytes, every stage has half of a row's 256 weights, and two columns are all.
   const i32 line = narrow_scales<W>(p), part = W::PACK == 2 ? NarrowScales<W>::OF_256 : 8;
   const i32 side = columns ? role.side * part : role.side * (64 * NarrowScales<W>::ONE) + (W::PACK == 2 ? 0 : role.turn * 8);
   NarrowPlaces places;
   places.weights = role.side * (columns ? p.height : 64) * 128 + NarrowStep<W>::weights(role.simd, role.lane);
-  places.scales = NARROW_WEIGHTS + side + NarrowStep<W>::scales(line, role.simd, role.lane);
-  places.rows = NARROW_WEIGHTS + Format::SCALES + (columns ? role.side * (Format::X_TILES * Format::X_TILE) : 0);
+  places.scales = Format::WEIGHTS + side + NarrowStep<W>::scales(line, role.simd, role.lane);
+  places.rows = Format::WEIGHTS + Format::SCALES + (columns ? role.side * (Format::X_TILES * Format::X_TILE) : 0);
   places.line = line;
   return places;
 }
 
-template <class W, i32 N, i32 R>
+template <class W, i32 N, bool TALL, i32 R>
 FN void narrow_sum(f32 (&sum)[R], CONST GemmParams& p, NarrowRing& ring, const NarrowShare& share, const NarrowPlaces& places, const NarrowRole& role) {
-  ROLL for (i32 stage = 0; stage < share.count; stage += 2) {
+  enum { TURNS = NarrowFormat<W, N, TALL>::TURNS };
+  // Of tall tiles: the SIMD groups whose rows no tile has.
+  const bool in = !TALL || role.side * 64 < p.height;
+  ROLL for (i32 stage = 0; stage < share.count; stage += TURNS) {
     const u32 at = ring.stages + ring.slot * ring.stage;
     const i32 block = (share.begin + stage + role.turn) * share.stage_k / 256;
-    const u32 inside = NarrowScales<W>::OF_256 % 16 == 0 ? 0 : block * NarrowScales<W>::OF_256 - narrow_scales_begin<W>(block);
+    u32 inside = NarrowScales<W>::OF_256 % 16 == 0 ? 0 : block * NarrowScales<W>::OF_256 - narrow_scales_begin<W>(block);
+    // Of bytes, every second stage has the second half of a block.
+    if (TALL && W::IN_REGISTERS && W::PACK == 1) inside += stage % 2 * 8;
     const NarrowPlaces here = {at + places.weights, at + places.rows, at + places.scales + inside, places.line};
     barrier_wait(ring.full + ring.slot * 8, ring.phase);
-    NarrowStep<W>::template run<N>(sum, here, role.lane % 4);
+    if (in) NarrowStep<W>::template run<N>(sum, here, role.lane % 4);
     matrix_wait<0>();
     simd_barrier();
     if (role.lane == 0) barrier_arrive(ring.empty + ring.slot * 8);
-    narrow_next<2>(p, ring);
+    narrow_next<TURNS>(p, ring);
   }
 }
 
@@ -343,14 +355,45 @@ FN i32 narrow_hand_place(CONST OperandPlace& to, i32 feature) {
   return (word + second * (to.order == AS_X ? 1 : i32(OPERAND_NEXT))) * 2 + half;
 }
 
+// What is done with the sums of two rows, of which the second may not be there, for one output: `up` of a gated unit.
+struct NarrowOutput {
+  f32* y;                  // of row 0
+  unsigned short* handed;  // the same, where results become an operand
+  f32 bias, up_bias;
+};
+FN NarrowOutput narrow_output(CONST GemmParams& p, CONST GemmSegment& s, i32 feature) {
+  NarrowOutput out;
+  out.y = s.y + feature;
+  out.handed = reinterpret_cast<unsigned short*>(p.operand.rows) + (given(p.operand.rows) ? narrow_hand_place(p.operand, feature) : 0);
+  out.bias = given(s.bias) ? s.bias[feature] : 0.f;
+  out.up_bias = given(s.up_bias) ? s.up_bias[feature] : 0.f;
+  return out;
+}
+FN void narrow_store(CONST GemmParams& p, CONST GemmSegment& s, const NarrowOutput& out, f32x2 v, f32x2 up, f32x2 scale, f32x2 residual, i32 row, i32 rows) {
+  v = make_float2(fma32(v.x, scale.x, out.bias), fma32(v.y, scale.y, out.bias));
+  if (p.glu) {
+    up = make_float2(fma32(up.x, scale.x, out.up_bias), fma32(up.y, scale.y, out.up_bias));
+    v = make_float2(near_gated(v.x, up.x, s.activation), near_gated(v.y, up.y, s.activation));
+  }
+  const bool both = row + 1 < rows;
+  if (given(p.operand.rows)) {
+    const f32 x = v.x * p.operand.factor, y = v.y * p.operand.factor;
+    const u32 bits = p.operand.is_bf16 ? to_bf16x2(x, y) : f32x2_to_f16x2(x, y);
+    out.handed[i64(row) * p.operand.stride] = (unsigned short)bits;
+    if (both) out.handed[i64(row + 1) * p.operand.stride] = (unsigned short)(bits >> 16);
+  } else {
+    f32* const y = out.y + i64(row) * s.y_stride;
+    y[0] = v.x + residual.x;
+    if (both) y[s.y_stride] = v.y + residual.y;
+  }
+}
+
 template <i32 COUNT>
 FN void narrow_finish(f32x2 (&residual)[COUNT], CONST GemmParams& p, GROUP NarrowGroup& g, NarrowTile tile, const NarrowSums& sums, const NarrowPart& part, i32 rows) {
   CONST GemmSegment& s = p.segments[tile.segment];
   const i32 feature = tile.row + part.output, pairs = mini(sums.pairs, (rows - sums.first + 1) / 2);
   if (feature >= s.n || part.first >= pairs) return;
-  const bool hands = given(p.operand.rows);
-  const f32 bias = given(s.bias) ? s.bias[feature] : 0.f, up_bias = given(s.up_bias) ? s.up_bias[feature] : 0.f;
-  unsigned short* const handed = reinterpret_cast<unsigned short*>(p.operand.rows) + (hands ? narrow_hand_place(p.operand, feature) : 0);
+  const NarrowOutput out = narrow_output(p, s, feature);
   const u32 from = (sums.sharers > 1 ? sums.all : sums.own) + part.line * (sums.line * 4), share = p.height * (sums.line * 4);
   const u32 up_further = 8 * (sums.line * 4), scales = group_address(g.scales) + sums.first * 4;
   ROLL for (i32 first = part.first; first < pairs; first += COUNT * part.step) {
@@ -368,30 +411,44 @@ FN void narrow_finish(f32x2 (&residual)[COUNT], CONST GemmParams& p, GROUP Narro
           up = make_float2(up.x + b.x, up.y + b.y);
         }
       }
-      const f32x2 scale = load_group_pair(scales + pair * 8);
-      v = make_float2(fma32(v.x, scale.x, bias), fma32(v.y, scale.y, bias));
-      if (p.glu) {
-        up = make_float2(fma32(up.x, scale.x, up_bias), fma32(up.y, scale.y, up_bias));
-        v = make_float2(near_gated(v.x, up.x, s.activation), near_gated(v.y, up.y, s.activation));
+      narrow_store(p, s, out, v, up, load_group_pair(scales + pair * 8), residual[i], row, rows);
+    }
+  }
+}
+
+// Of tall tiles: a lane has two rows of the tile, which are gate and up of one output, or two outputs.
+template <class W, i32 N, i32 R>
+FN void narrow_finish_tall(const f32 (&sum)[R], CONST GemmParams& p, GROUP NarrowGroup& g, NarrowTile tile, const NarrowRole& role, i32 rows) {
+  enum { BATCH = 2 };  // pairs of rows whose residuals are under way together
+  CONST GemmSegment& s = p.segments[tile.segment];
+  const i32 first = role.side * 64 + role.simd * 16, line = NarrowStep<W>::row(role.lane);
+  if (first >= p.height) return;
+  ROLL for (i32 e = 0; e < (p.glu ? 1 : 2); e++) {
+    const i32 feature = tile.row + (p.glu ? first / 2 + line : first + line + e * 8);
+    if (feature >= s.n) continue;
+    const NarrowOutput out = narrow_output(p, s, feature);
+    UNROLL for (i32 base = 0; base < N / 8; base += BATCH) {
+      f32x2 residual[BATCH];
+      UNROLL for (i32 i = 0; i < BATCH; i++) {
+        const i32 row = (base + i) * 8 + role.lane % 4 * 2;
+        residual[i] = make_float2(0.f, 0.f);
+        if (!given(p.residual)) continue;
+        if (row < rows) residual[i].x = p.residual[i64(row) * p.residual_stride + feature];
+        if (row + 1 < rows) residual[i].y = p.residual[i64(row + 1) * p.residual_stride + feature];
       }
-      const bool both = row + 1 < rows;
-      if (hands) {
-        const f32 x = v.x * p.operand.factor, y = v.y * p.operand.factor;
-        const u32 bits = p.operand.is_bf16 ? to_bf16x2(x, y) : f32x2_to_f16x2(x, y);
-        handed[i64(row) * p.operand.stride] = (unsigned short)bits;
-        if (both) handed[i64(row + 1) * p.operand.stride] = (unsigned short)(bits >> 16);
-      } else {
-        f32* const y = s.y + i64(row) * s.y_stride + feature;
-        y[0] = v.x + residual[i].x;
-        if (both) y[s.y_stride] = v.y + residual[i].y;
+      UNROLL for (i32 i = 0; i < BATCH; i++) {
+        const i32 j = base + i, row = j * 8 + role.lane % 4 * 2;
+        const f32x2 low = make_float2(sum[4 * j], sum[4 * j + 1]), high = make_float2(sum[4 * j + 2], sum[4 * j + 3]);
+        const f32x2 scale = load_group_pair(group_address(g.scales) + row * 4);
+        if (row < rows) narrow_store(p, s, out, e == 0 ? low : high, high, scale, residual[i], row, rows);
       }
     }
   }
 }
 
-template <class W, i32 N>
+template <class W, i32 N, bool TALL = false>
 FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
-  typedef NarrowFormat<W, N> Format;
+  typedef NarrowFormat<W, N, TALL> Format;
   enum { PAIRS = N < 32 ? 1 : 2 };  // whose residual is under way together
   const NarrowShare share = narrow_share<Format>(p, t.gx);
   NarrowRing ring = {group_address(g.full), group_address(g.empty), group_address(g.stages), Format::stage(p), 0, 1};
@@ -407,7 +464,7 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   if (t.simd == NARROW_MULTIPLIERS && t.lane == 0) {
     for (i32 i = 0; i < p.stages; i++) {
       barrier_init(ring.full + i * 8, 2);
-      barrier_init(ring.empty + i * 8, NARROW_MULTIPLIERS / 2);
+      barrier_init(ring.empty + i * 8, NARROW_MULTIPLIERS / Format::TURNS);
     }
     barrier_init(sums.summed, 1);
     barriers_are_ready();
@@ -415,31 +472,36 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   group_barrier();
   if (share.sharers > 1) cluster_arrive();
   if (t.simd >= NARROW_MULTIPLIERS) {
-    if (t.simd == NARROW_MULTIPLIERS) narrow_copy_weights<W, N>(p, ring, share, t.lane);
-    else narrow_copy_rows<W, N>(p, ring, share, t.lane);
+    if (t.simd == NARROW_MULTIPLIERS) narrow_copy_weights<W, N, TALL>(p, ring, share, t.lane);
+    else narrow_copy_rows<W, N, TALL>(p, ring, share, t.lane);
     if (share.sharers > 1) cluster_wait();
     return;
   }
   if (share.sharers > 1) cluster_wait();
   const i32 rows = p.rows[0], thread = t.simd * SIMD + t.lane;
   const NarrowPart part = narrow_part(p, thread);
-  const NarrowRole role = {t.simd / 8, t.simd / 4 % 2, t.simd % 4, t.lane};
-  const NarrowPlaces places = narrow_places<W, N>(p, role);
+  const NarrowRole role = {TALL ? 0 : t.simd / 8, t.simd / 4 % (TALL ? 4 : 2), t.simd % 4, t.lane};
+  const NarrowPlaces places = narrow_places<W, N, TALL>(p, role);
   ring.slot = role.turn;
   ring.phase = 0;
   wait_for_previous();
   if (thread < N) g.scales[thread] = gemm_row_scale(p, thread, rows);
+  if (TALL) simds_barrier<NARROW_MULTIPLIERS>();
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
     const NarrowTile tile = narrow_tile(p, index);
     f32 sum[N / 2];
     f32x2 residual[PAIRS];
-    narrow_residual(residual, p, sums, part, tile.row + part.output, p.segments[tile.segment].n, part.first, rows);
+    if (!TALL) narrow_residual(residual, p, sums, part, tile.row + part.output, p.segments[tile.segment].n, part.first, rows);
     UNROLL for (i32 i = 0; i < N / 2; i++) sum[i] = 0.f;
-    narrow_sum<W, N>(sum, p, ring, share, places, role);
-    // What was summed of the tile before has been read.
-    simds_barrier<NARROW_MULTIPLIERS>();
+    narrow_sum<W, N, TALL>(sum, p, ring, share, places, role);
     CONST GemmSegment& s = p.segments[tile.segment];
     gemm_scale_sums<W>(sum, s.matrix_scale, s.up_matrix_scale, p.glu);
+    if (TALL) {
+      narrow_finish_tall<W, N>(sum, p, g, tile, role, rows);
+      continue;
+    }
+    // What was summed of the tile before has been read.
+    simds_barrier<NARROW_MULTIPLIERS>();
     // Where groups share k, there is one tile for each cluster: nobody is told of the next before it has read this one.
     if (share.sharers > 1 && thread == 0) barrier_expect(sums.summed, share.sharers * p.height * sums.pairs * 8);
     narrow_add<W, N>(sum, p, sums, share.rank, role);
@@ -458,7 +520,8 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   NARROW_KERNEL(gemm_narrow_##FORMAT##_t8, gemm_narrow<W, 8>)     \
   NARROW_KERNEL(gemm_narrow_##FORMAT##_t16, gemm_narrow<W, 16>)   \
   NARROW_KERNEL(gemm_narrow_##FORMAT##_t32, gemm_narrow<W, 32>)   \
-  NARROW_KERNEL(gemm_narrow_##FORMAT##_t64, gemm_narrow<W, 64>)
+  NARROW_KERNEL(gemm_narrow_##FORMAT##_t64, gemm_narrow<W, 64>)   \
+  NARROW_KERNEL(gemm_tall_##FORMAT##_t64, gemm_narrow<W, 64, true>)
 NARROW(f16, GemmF16)
 NARROW(bf16, GemmBF16)
 NARROW(q8_0, GemmQ8_0)

@@ -1,4 +1,4 @@
-//! `kernels/sm90/gemm_narrow.h`: gemms of 2 to 64 rows, which stream the weights.
+//! `kernels/sm90/gemm_narrow.h`: gemms of 2 to 64 rows, which stream the weights; `gemm_tall` is for the most of them.
 
 use crate::kernels::ProjectionsShape;
 use crate::kernels::sm90::activations;
@@ -38,6 +38,21 @@ const STAGE_Q6_K: usize = 128 * 96;
 /// The piece of k by which groups share it: two stages at least, where 128 bytes of a row have `features`.
 fn unit(features: usize) -> usize {
     (4 * features).max(512)
+}
+
+/// The same of `gemm_tall`: a stage or more, and whole blocks.
+const TALL_UNIT: usize = 256;
+
+/// Rows of weights that are one SIMD group of four's.
+const TALL_SIDE: usize = 64;
+
+/// Stages that `gemm_tall` has at least: of one, two are on their way.
+const TALL_STAGES: usize = 3;
+
+/// Nanoseconds that a stage of `gemm_tall` takes for each 64 rows of weights at least, where 128 bytes of a row have
+/// `features`: matrix instructions of 64 rows.
+fn tall_side_time(features: usize) -> usize {
+    features * 370 / 256
 }
 
 /// The cut of up to 64 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors,
@@ -107,10 +122,51 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
             candidates.push((cost, variant));
         }
     }
+    if rows == ROWS_MAX {
+        candidates.extend(tall(target, shape, features, scales));
+    }
     let label = |variant: &GemmVariant| {
         format!("height={} cluster={}", variant.narrow.map_or(0, |cut| cut.height), variant.cluster)
     };
     target.tuned.pick_cheapest(|| shape.key("gemm_narrow"), candidates, label)
+}
+
+/// Variants of `gemm_tall` with their costs. `features` are in 128 bytes of a row, and `scales` bytes of 128 rows in a stage.
+fn tall(
+    target: &Target,
+    shape: ProjectionsShape<'_>,
+    features: usize,
+    scales: usize,
+) -> impl Iterator<Item = (usize, GemmVariant)> {
+    let kernel = named!(shape.format, "gemm_tall_", "_t64");
+    let (activations, activation_threads) = activations::kernels(shape.format, shape.k);
+    let in_stages = shape.k.div_ceil(TALL_UNIT) * (TALL_UNIT / features);
+    let stage = 2 * STAGE + 2 * scales + ROWS_MAX * features * 2;
+    let stages = ((GROUP_BYTES - HEADER) / stage).min(STAGES_MAX);
+    let multiprocessors = target.multiprocessors;
+    let of_height = move |height: usize| {
+        let outputs = if shape.glu { height / 2 } else { height };
+        let tiles: usize = shape.features.iter().map(|n| n.div_ceil(outputs)).sum();
+        let bytes = height * 128 + ROWS_MAX * features;
+        let round = |tiles: usize| {
+            let stream = bytes * tiles.max(4500 / 44) / 4500;
+            in_stages * stream.max(tall_side_time(features) * height.div_ceil(TALL_SIDE)) + 1500
+        };
+        let left = if tiles.is_multiple_of(multiprocessors) { 0 } else { round(tiles % multiprocessors) };
+        let cost = tiles / multiprocessors * round(multiprocessors) + left;
+        let variant = GemmVariant {
+            kernel,
+            activations,
+            activation_threads,
+            rows: ROWS_MAX,
+            cluster: 1,
+            features: outputs,
+            threads: THREADS,
+            narrow: Some(NarrowCut { height, columns: 1, stages }),
+        };
+        (cost, variant)
+    };
+    (9..=16).rev().filter(move |_| stages >= TALL_STAGES).map(move |sixteens| of_height(16 * sixteens))
 }
 
 #[cfg(test)]
@@ -138,10 +194,16 @@ mod tests {
                     let found = variant(&H200, shape).expect("a variant for every shape");
                     let cut = found.narrow.expect("for few rows");
                     assert_eq!(found.rows, tile);
-                    assert!(cut.stages >= 2 && cut.stages.is_multiple_of(2), "{shape:?}: {found:?}");
-                    assert!(cut.height <= 128 / cut.columns && found.cluster <= k.div_ceil(512));
                     let tiles: usize = features.iter().map(|n| n.div_ceil(found.features)).sum();
-                    assert!(found.cluster == 1 || tiles <= 66, "{shape:?}: one tile for a cluster");
+                    let clusters = clusters_max(&H200, found.cluster);
+                    assert!(found.cluster == 1 || tiles <= clusters, "{shape:?}: one tile for a cluster");
+                    if found.kernel.starts_with("gemm_tall_") {
+                        assert!(rows > 32 && cut.stages >= 3 && cut.columns == 1, "{shape:?}: {found:?}");
+                        assert!((144..=256).contains(&cut.height) && found.cluster == 1);
+                    } else {
+                        assert!(cut.stages >= 2 && cut.stages.is_multiple_of(2), "{shape:?}: {found:?}");
+                        assert!(cut.height <= 128 / cut.columns && found.cluster <= k.div_ceil(512));
+                    }
                 }
             }
         }
