@@ -460,12 +460,36 @@ fn a_vendors_library_is_compared_with_on_its_gpus_alone() {
 }
 
 #[test]
+fn what_recording_is_worth_is_measured_beside_it() {
+    let flags = ["bench", "--device", "sim", "-p", "0", "-n", "2", "-r", "1", "--without", "recording"];
+    let result: Value = serde_json::from_str(&succeed(&[&flags[..], &["-o", "json"]].concat())).unwrap();
+    let row = &result["rows"][0];
+    let rates = [&row["tokens_per_s"]["median"], &row["default_tokens_per_s"]];
+    assert!(rates.iter().all(|rate| rate.as_f64().is_some_and(|rate| rate > 0.0)), "{row}");
+    assert_eq!(row["has_default_tokens"], true, "{row}");
+    // The row without recording submits every kernel of a step by itself.
+    let launches = row["launches_per_step"].as_f64().unwrap();
+    assert!(row["host_work_per_step"]["launches_one_by_one"].as_f64().is_some_and(|count| count >= launches), "{row}");
+    let table = succeed(&[&flags[..], &["-o", "md"]].concat());
+    let price = table.split_once("The price of --without recording:\n- tg2: ").expect(&table).1;
+    assert!(price.contains(" × the time, ") && price.contains(" t/s instead of "), "{table}");
+    assert!(price.lines().next().unwrap().ends_with(", the same tokens"), "{table}");
+    let refused = fail(&["bench", "--device", "cpu", "--without", "recording"]);
+    assert!(
+        refused.contains("--without recording: steps are not recorded on `cpu`: expected --device cuda"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn what_a_fusion_is_worth_is_measured_beside_it() {
     let flags =
         ["bench", "-p", "8", "-n", "2", "-r", "2", "--threads", "1", "--without", "fusion=norm_glu,fusion=logits"];
     let result: Value = serde_json::from_str(&succeed(&[&flags[..], &["-o", "json"]].concat())).unwrap();
     for row in result["rows"].as_array().unwrap() {
         assert!(row["default_tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{row}");
+        // On the CPU a fused op has the bits of the textbook ops that it stands for.
+        assert_eq!(row["has_default_tokens"], true, "{row}");
         let kernels: Vec<_> = row["variants"]["kernels"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
         let has = |op: &str| kernels.iter().any(|kernel| kernel.starts_with(&format!("{op}: ")));
         assert!(has("glu") && has("norm_linear") && !has("norm_glu") && !has("logits"), "{kernels:?}");

@@ -113,6 +113,8 @@ pub struct GpuOptions {
     pub forced: ForcedVariants,
     /// What was measured best on this device.
     pub tuned: Tuned,
+    /// Each launch of a step is submitted by itself, and not as part of a recording: for whoever compares the two.
+    pub eager: bool,
 }
 
 /// What only Apple GPUs are told.
@@ -142,8 +144,8 @@ enum System {
 }
 
 impl System {
-    /// What it is to a person, and what is forced and tuned, so that every report says so.
-    fn description(&self, forced: ForcedVariants, tuned: Tuned) -> String {
+    /// What it is to a person, and what is forced, tuned and eager, so that every report says so.
+    fn description(&self, GpuOptions { forced, tuned, eager, .. }: GpuOptions) -> String {
         let mut device = match self {
             Self::Cuda(CudaDevice { name, capability: (major, minor), multiprocessors, .. }) => {
                 format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors")
@@ -162,6 +164,9 @@ impl System {
         }
         if let Some(shapes) = tuned.num_choices() {
             device.push_str(&format!(", tuned for {shapes} shapes"));
+        }
+        if eager {
+            device.push_str(", eager: steps are not recorded");
         }
         device
     }
@@ -318,14 +323,19 @@ impl GpuBackend {
                 return Err(GpuError::NoVariant { device, op, kernel: kernel.name(), known });
             }
         }
+        #[cfg(target_os = "macos")]
+        if options.eager && matches!(backend.system, System::Metal(_)) {
+            let reason = "each launch of a step is encoded by itself already, unless steps are indirect".to_owned();
+            return Err(GpuError::Metal { reason });
+        }
         let tuned = if options.batch_invariant { Tuned::NONE } else { options.tuned };
-        backend.device.description = backend.system.description(options.forced, tuned);
+        backend.device.description = backend.system.description(GpuOptions { tuned, ..options });
         Ok(backend)
     }
 
     /// What the device is to a person, whatever its options.
     pub fn untuned_description(&self) -> String {
-        self.system.description(ForcedVariants::NONE, Tuned::NONE)
+        self.system.description(GpuOptions::default())
     }
 
     /// The simulator as a device that flags name: thousands of times slower than a GPU, and strict.
@@ -350,7 +360,7 @@ impl GpuBackend {
     pub fn simulator_of(dialect: SimDialect, order: ThreadOrder, memory_bytes: u64, options: GpuOptions) -> Self {
         let system = System::Sim(dialect, order, SimFaults::default());
         let name = sim_name(dialect).to_owned();
-        let description = system.description(options.forced, options.tuned);
+        let description = system.description(options);
         let device = DeviceInfo { name, description, memory_bytes, driver: None };
         Self { device, options, system }
     }
@@ -368,18 +378,25 @@ impl GpuBackend {
 
     fn open(&self) -> Result<Box<dyn Driver>, DriverError> {
         match self.system {
-            System::Cuda(ref device) => Ok(Box::new(CudaDriver::open(device)?)),
+            System::Cuda(ref device) => {
+                let mut driver = CudaDriver::open(device)?;
+                driver.set_eager(self.options.eager);
+                Ok(Box::new(driver))
+            }
             #[cfg(target_os = "macos")]
             System::Metal(ref device) => Ok(Box::new(MetalDriver::open(device)?)),
             #[cfg(feature = "sim")]
             System::Sim(dialect, order, ref faults) => {
-                Ok(Box::new(driver::sim::SimDriver::new(dialect, order, self.device.memory_bytes, faults.clone())))
+                let (memory_bytes, faults) = (self.device.memory_bytes, faults.clone());
+                let mut driver = driver::sim::SimDriver::new(dialect, order, memory_bytes, faults);
+                driver.set_eager(self.options.eager);
+                Ok(Box::new(driver))
             }
         }
     }
 
     fn target(&self) -> Target {
-        let GpuOptions { batch_invariant, forced, tuned } = self.options;
+        let GpuOptions { batch_invariant, forced, tuned, eager: _ } = self.options;
         // What is measured are kernels that round; where a row must have the same bits beside others, there is no choice.
         let tuned = if batch_invariant { Tuned::NONE } else { tuned };
         let target = match self.system {

@@ -59,7 +59,8 @@ fn check_of(plan: &Arc<Plan>, dialect: SimDialect, block_len: usize, order: Thre
     }
 }
 
-const MATRIX: GpuOptions = GpuOptions { batch_invariant: false, forced: ForcedVariants::NONE, tuned: Tuned::NONE };
+const MATRIX: GpuOptions =
+    GpuOptions { batch_invariant: false, forced: ForcedVariants::NONE, tuned: Tuned::NONE, eager: false };
 const ALIKE: GpuOptions = GpuOptions { batch_invariant: true, ..MATRIX };
 
 #[test]

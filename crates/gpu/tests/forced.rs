@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use backend::Backend;
-use gpu::{GpuBackend, GpuError, GpuOptions, SimDialect, ThreadOrder, Tuned};
+use gpu::{GpuBackend, GpuError, GpuOptions, SimDialect, ThreadOrder};
 use plan::{KvFormat, KvLayout, StepInput, StepShape, fuse, restrict_outputs};
 use tensor::WeightFormat;
 use testing::tiny_model;
@@ -74,7 +74,7 @@ fn what_is_forced_computes_the_same_and_is_said() {
 fn what_the_device_cannot_do_is_refused_with_what_it_can() {
     let refused = |batch_invariant, forced: &str| {
         let forced = [forced.parse().unwrap()].into_iter().collect();
-        forcing(&[]).with_options(GpuOptions { batch_invariant, forced, tuned: Tuned::NONE }).unwrap_err()
+        forcing(&[]).with_options(GpuOptions { batch_invariant, forced, ..GpuOptions::default() }).unwrap_err()
     };
     let error = refused(false, "norm_glu=gemm");
     assert!(matches!(error, GpuError::NoVariant { op: "norm_glu", kernel: "gemm", .. }));
@@ -119,8 +119,10 @@ fn metal_has_a_choice_of_its_own() {
         (true, "norm_glu=gemm", "linear"),
     ] {
         let forced = [forced.parse().unwrap()].into_iter().collect();
-        let error =
-            metal().with_options(GpuOptions { batch_invariant, forced, tuned: Tuned::NONE }).unwrap_err().to_string();
+        let error = metal()
+            .with_options(GpuOptions { batch_invariant, forced, ..GpuOptions::default() })
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("on `metal-sim`") && error.ends_with(&format!("what can: {known}")), "{error}");
     }
 }

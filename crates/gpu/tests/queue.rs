@@ -261,6 +261,40 @@ fn in_steady_state_a_step_is_one_submission_and_one_wait() {
     assert!(choices[0].fault.is_none());
 }
 
+#[test]
+fn an_eager_step_submits_each_launch_by_itself_and_chooses_the_same_tokens() {
+    let (textbook, weights) = tiny_model("llama", 4, WeightFormat::Q8_0);
+    let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
+    let table: Vec<u32> = (0..4).collect();
+    let mut texts = vec![];
+    for eager in [false, true] {
+        let options = GpuOptions { eager, ..GpuOptions::default() };
+        let backend = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, options);
+        assert_eq!(backend.device().description.contains("eager"), eager, "{}", backend.device().description);
+        let mut executable = backend.load(plan.clone(), weights.clone(), KV).unwrap();
+        let of_one = StepShape { tokens: 1, sequences: 1, outputs: 1 };
+        let infos = executable.variants(of_one.bucket()).unwrap();
+        let launches: usize = infos.iter().filter_map(|info| info.launches).sum();
+        let mut text = vec![];
+        let mut logits = vec![];
+        for position in 0..6 {
+            let before = executable.counters();
+            let mut input = StepInput::default();
+            input.push_sequence(&[text.last().copied().unwrap_or(1)], position, &table);
+            input.output_rows.push(0);
+            executable.enqueue(&input).unwrap();
+            text.push(executable.collect().unwrap()[0].token_id);
+            let one_by_one = (executable.counters().launches - before.launches) as usize;
+            // Beside those of the ops there are the ones that choose.
+            assert!(if eager { one_by_one > launches } else { one_by_one == 0 }, "{one_by_one} of {launches}");
+            let rows = executable.replay(&input).unwrap();
+            logits.push(rows.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>());
+        }
+        texts.push((text, logits));
+    }
+    assert_eq!(texts[0], texts[1], "the same launches in the same order give the same bits");
+}
+
 /// Rows of logits that are hard to rank, and ways to draw from them.
 #[test]
 fn what_is_drawn_is_what_a_full_sort_draws_ties_and_faults_included() {

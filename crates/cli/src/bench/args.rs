@@ -8,6 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::clock::Clock;
 use super::record::RecordArgs;
+use super::report::Row;
 use crate::load::args::{GpuArgs, KvType, parse_isa};
 use crate::load::device::{self, AUTO, DeviceSettings};
 use crate::load::sizes::{self, CacheSettings};
@@ -295,8 +296,9 @@ pub(super) struct MeasureArgs {
     pub(super) repetitions: usize,
 
     /// Measure without something, beside the same with it: fusion=OP without the pass that makes this fused op, fusion=all
-    /// without any; may be given for several. The result says what it is worth
-    #[arg(long, value_name = "fusion=OP", value_delimiter = ',', value_parser = parse_without)]
+    /// without any, recording with each launch of a step submitted by itself; may be given for several. The result says
+    /// what it is worth
+    #[arg(long, value_name = "fusion=OP|recording", value_delimiter = ',', value_parser = parse_without)]
     #[arg(conflicts_with_all = ["roofline", "startup", "explain_dispatch"])]
     pub(super) without: Vec<LeftOut>,
 
@@ -371,18 +373,29 @@ impl Test {
     }
 }
 
-/// Passes that do not fuse the plan.
+/// What is left out for comparison.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct LeftOut(Vec<&'static str>);
+pub(super) enum LeftOut {
+    /// Passes that do not fuse the plan.
+    Fusions(Vec<&'static str>),
+    /// Steps are not recorded: each launch is submitted by itself.
+    Recording,
+}
 
-/// `fusion=norm_glu` or `fusion=all`.
+/// `fusion=norm_glu`, `fusion=all` or `recording`.
 fn parse_without(text: &str) -> Result<LeftOut, String> {
     let names = || plan::FUSIONS.iter().map(|fusion| fusion.name);
-    let expected = || format!("expected fusion=OP, with one of all, {}", names().collect::<Vec<_>>().join(", "));
+    let expected = || {
+        let names = names().collect::<Vec<_>>().join(", ");
+        format!("expected recording, or fusion=OP with one of all, {names}")
+    };
+    if text == "recording" {
+        return Ok(LeftOut::Recording);
+    }
     let name = text.strip_prefix("fusion=").ok_or_else(expected)?;
     match names().find(|&known| known == name) {
-        Some(known) => Ok(LeftOut(vec![known])),
-        None if name == "all" => Ok(LeftOut(names().collect())),
+        Some(known) => Ok(LeftOut::Fusions(vec![known])),
+        None if name == "all" => Ok(LeftOut::Fusions(names().collect())),
         None => Err(expected()),
     }
 }
@@ -390,7 +403,38 @@ fn parse_without(text: &str) -> Result<LeftOut, String> {
 impl MeasureArgs {
     /// The passes that do not fuse the plan.
     pub(super) fn without_fusions(&self) -> Vec<&'static str> {
-        self.without.iter().flat_map(|LeftOut(names)| names.iter().copied()).collect()
+        let fusions = self.without.iter().filter_map(|left_out| match left_out {
+            LeftOut::Fusions(names) => Some(names),
+            LeftOut::Recording => None,
+        });
+        fusions.flatten().copied().collect()
+    }
+
+    /// As the loader takes the flags, with this number of threads and without what `--without` names.
+    pub(super) fn settings_without(&self, threads: Option<usize>) -> Result<ModelSettings> {
+        let mut settings = self.target.settings(threads);
+        settings.without_fusions = self.without_fusions();
+        if self.without.contains(&LeftOut::Recording) {
+            settings.device = settings.device.without_recording()?;
+        }
+        Ok(settings)
+    }
+
+    /// Refuses a row without recording whose tokens are not those of recorded steps: the same launches in the same order
+    /// must choose the same tokens, or two computations would be compared.
+    pub(super) fn check_same_tokens(&self, row: &Row) -> Result<()> {
+        if self.without == [LeftOut::Recording]
+            && !self.target.gpu.batch_invariant
+            && row.has_default_tokens == Some(false)
+        {
+            bail!(
+                "{}: steps without recording chose other tokens than recorded ones, so the two cannot be compared; \
+                 `hotmetal verify --device {}` checks the device",
+                row.label(),
+                self.target.device()
+            );
+        }
+        Ok(())
     }
 
     /// How the result is printed where it is not for a terminal.
@@ -472,10 +516,12 @@ mod tests {
 
     #[test]
     fn a_pass_is_left_out_by_the_op_that_it_makes() {
-        assert_eq!(parse_without("fusion=norm_glu"), Ok(LeftOut(vec!["norm_glu"])));
-        assert_eq!(parse_without("fusion=all").unwrap().0.len(), plan::FUSIONS.len());
+        assert_eq!(parse_without("fusion=norm_glu"), Ok(LeftOut::Fusions(vec!["norm_glu"])));
+        let all = plan::FUSIONS.iter().map(|fusion| fusion.name).collect();
+        assert_eq!(parse_without("fusion=all"), Ok(LeftOut::Fusions(all)));
+        assert_eq!(parse_without("recording"), Ok(LeftOut::Recording));
         for wrong in ["norm_glu", "fusion=", "fusion=glu", "capture"] {
-            assert!(parse_without(wrong).is_err_and(|error| error.contains("fusion=OP, with one of all, logits")));
+            assert!(parse_without(wrong).is_err_and(|error| error.contains("fusion=OP with one of all, logits")));
         }
     }
 

@@ -149,6 +149,7 @@ mod tests {
             tokens_per_s: Summary::of(samples),
             samples: samples.to_vec(),
             default_tokens_per_s: None,
+            has_default_tokens: None,
             latency_ms: Percentiles::of(&[1.0]),
             latency_quantiles_ms: vec![],
             ttft_ms: None,

@@ -107,6 +107,7 @@ fn row(
         tokens_per_s: Summary::of(&samples),
         samples,
         default_tokens_per_s: None,
+        has_default_tokens: None,
         latency_ms: Percentiles::of(latencies),
         latency_quantiles_ms: twentieths(latencies),
         ttft_ms: (test.prompt > 0).then(|| median(&times.prompts_ms)),

@@ -37,7 +37,6 @@ pub(crate) use tune::{TuneArgs, tune};
 use crate::explain;
 use crate::load::device;
 use crate::load::facts::kv_format_of;
-use crate::model::settings::ModelSettings;
 use crate::output::stdout;
 use args::{BenchCommand, MeasureArgs, OutputFormat, Test};
 use measured::{Ceiling, measured_row};
@@ -76,7 +75,8 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
     let mut report = Report::new(&device, facts);
     let thread_counts = args.thread_counts();
-    // What batch invariance costs is measured beside it; the CPU has it for nothing. So is what a fusion gives.
+    // What batch invariance costs is measured beside it; the CPU has it for nothing. So is what a fusion or a recording
+    // gives.
     let is_gpu = || anyhow::Ok(device::gpu_backend(&args.target.device_settings(None))?.is_some());
     let has_price = !args.without.is_empty() || args.target.gpu.batch_invariant && is_gpu()?;
     let times = if has_price { 2 } else { 1 };
@@ -84,18 +84,23 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     let source = Source::new(&args.target)?;
     for threads in thread_counts {
         progress.set_message(format!("loading {}", source.name()));
-        let default_rates = match has_price {
-            true => default_rates(args, &source, threads, &tests, &progress)?,
+        // Refused, where it must be, before anything is measured.
+        let settings = args.settings_without(threads)?;
+        let defaults = match has_price {
+            true => measure_defaults(args, &source, threads, &tests, &progress)?,
             false => Vec::new(),
         };
-        let settings = ModelSettings { without_fusions: args.without_fusions(), ..args.target.settings(threads) };
         let mut loaded = source.load(&settings, &tests, args.target.batch_tokens())?;
         loaded.driver.clock = args.clock;
         let mut ceiling = Ceiling::new(&args.target.device_settings(threads), args.clock, &tests, loaded.format)?;
         for (index, test) in tests.iter().enumerate() {
             progress.set_message(format!("{} @ {} × {}", test.name(), test.depth, test.batch));
             let mut row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
-            row.default_tokens_per_s = default_rates.get(index).copied();
+            if let Some(default) = defaults.get(index) {
+                row.default_tokens_per_s = Some(default.tokens_per_s);
+                row.has_default_tokens = Some(default.tokens == loaded.driver.tokens());
+                args.check_same_tokens(&row)?;
+            }
             if args.output() == OutputFormat::Jsonl {
                 progress.suspend(|| stdout(&report.as_json_line(&row)))?;
             }
@@ -123,23 +128,32 @@ fn is_for_a_reader() -> bool {
     std::io::IsTerminal::is_terminal(&std::io::stdout()) && !tracing::enabled!(tracing::Level::INFO)
 }
 
-/// The median tokens per second of each test without `--batch-invariant` and `--without`. That model is gone when this
-/// returns: a device need not hold two.
-fn default_rates(
+/// A test without `--batch-invariant` and `--without`.
+struct DefaultRun {
+    /// The median.
+    tokens_per_s: f64,
+    /// Those that were chosen.
+    tokens: Vec<u32>,
+}
+
+/// Measures each test without `--batch-invariant` and `--without`. That model is gone when this returns: a device need
+/// not hold two.
+fn measure_defaults(
     args: &MeasureArgs,
     source: &Source<'_>,
     threads: Option<usize>,
     tests: &[Test],
     progress: &ProgressBar,
-) -> Result<Vec<f64>> {
+) -> Result<Vec<DefaultRun>> {
     let mut settings = args.target.settings(threads);
     settings.device.gpu.batch_invariant = false;
     let mut loaded = source.load(&settings, tests, args.target.batch_tokens())?;
     loaded.driver.clock = args.clock;
-    let mut rates = Vec::with_capacity(tests.len());
+    let mut defaults = Vec::with_capacity(tests.len());
     for test in tests {
         let times = loaded.driver.measure(test, args.repetitions, &mut || progress.inc(1))?;
-        rates.push(test.num_tokens() as f64 / median(&times.repetitions));
+        let tokens_per_s = test.num_tokens() as f64 / median(&times.repetitions);
+        defaults.push(DefaultRun { tokens_per_s, tokens: loaded.driver.tokens().to_vec() });
     }
-    Ok(rates)
+    Ok(defaults)
 }

@@ -84,6 +84,9 @@ pub(super) struct Row {
     /// The median of the same test without `--batch-invariant` and `--without`, where one was given and has a price.
     #[serde(default)]
     pub(super) default_tokens_per_s: Option<f64>,
+    /// Whether every repetition chose the same tokens as that test did.
+    #[serde(default)]
+    pub(super) has_default_tokens: Option<bool>,
     /// Of a decode step; of a whole prompt where nothing is decoded.
     pub(super) latency_ms: Percentiles,
     /// The same times from the 0th to the 100th percentile, in steps of five.
@@ -397,7 +400,12 @@ impl Row {
     /// What the flags cost, where that was measured: `tg128 x8: 1.31 × the time, 520.3 t/s instead of 681.9`.
     fn price(&self) -> Option<String> {
         let default = self.default_tokens_per_s?;
-        Some(price_line(&self.label(), self.tokens_per_s.median, default))
+        let tokens = match self.has_default_tokens {
+            Some(true) => ", the same tokens",
+            Some(false) => ", other tokens",
+            None => "",
+        };
+        Some(price_line(&self.label(), self.tokens_per_s.median, default) + tokens)
     }
 
     /// As llama-bench writes it, and the batch where there is one: `tg128 @ d2048 x8`.

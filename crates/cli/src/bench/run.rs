@@ -209,6 +209,8 @@ pub(super) struct Driver {
     /// Tokens of a prompt that a step computes at most.
     batch_tokens: usize,
     input: StepInput,
+    /// Those that the repetitions of the last test chose, in order.
+    tokens: Vec<u32>,
     /// What times a step.
     pub(super) clock: Clock,
 }
@@ -236,8 +238,8 @@ impl Driver {
         };
         let sequence = |index| Sequence { blocks: blocks(index), filled: 0, next: 0 };
         let sequences = (0..num_sequences).map(sequence).collect();
-        let (input, clock) = (StepInput::default(), Clock::Wall);
-        Self { executable, vocab_size, blocks_per_sequence, sequences, batch_tokens, input, clock }
+        let (input, tokens, clock) = (StepInput::default(), vec![], Clock::Wall);
+        Self { executable, vocab_size, blocks_per_sequence, sequences, batch_tokens, input, tokens, clock }
     }
 
     /// Warms up, then runs `test` as often as asked; `on_repetition` hears of each.
@@ -253,6 +255,7 @@ impl Driver {
         }
         let warm_up = Test { generate: test.generate.min(WARM_UP_STEPS), ..*test };
         self.repetition(&warm_up, &mut Times::default())?;
+        self.tokens.clear();
         let mut times = Times { before: self.executable.counters(), ..Times::default() };
         for _ in 0..repetitions {
             self.repetition(test, &mut times)?;
@@ -271,6 +274,7 @@ impl Driver {
                 times.prompts_ms.push(milliseconds(time));
                 total += time;
             }
+            self.keep_tokens(test.batch);
         }
         // The clock of one thread does not see what a device does beside it.
         if self.clock == Clock::Wall && self.executable.can_queue() {
@@ -280,10 +284,21 @@ impl Driver {
                 let time = self.decode(test.batch, position)?;
                 times.decode_steps_ms.push(milliseconds(time));
                 total += time;
+                self.keep_tokens(test.batch);
             }
         }
         times.repetitions.push(total.as_secs_f64());
         Ok(())
+    }
+
+    /// The tokens that the repetitions of the last test chose, in order.
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Keeps what the last step of the first `batch` sequences chose.
+    fn keep_tokens(&mut self, batch: usize) {
+        self.tokens.extend(self.sequences[..batch].iter().map(|sequence| sequence.next));
     }
 
     /// Has programs compiled anew, with the choices of a tuner.
@@ -378,6 +393,7 @@ impl Driver {
             }
             steps_ms.push(milliseconds(elapsed));
             total += elapsed;
+            self.keep_tokens(batch);
         }
         Ok(total)
     }

@@ -93,6 +93,7 @@ impl GpuArgs {
             indirect: self.metal_way.contains(&MetalWay::Indirect),
             copied: self.metal_way.contains(&MetalWay::Copied),
             capture: self.capture.clone(),
+            eager: false,
         }
     }
 }

@@ -43,6 +43,25 @@ impl DeviceSettings {
     pub(crate) fn on(name: impl Into<String>) -> Self {
         Self { name: name.into(), gpu: GpuSettings::default(), threads: None, isa: None, repack: true }
     }
+
+    /// The same device with each launch of a step submitted by itself. Refused where steps are not recorded, because
+    /// nothing could be left out there.
+    pub(crate) fn without_recording(mut self) -> Result<Self> {
+        match parse_gpu(resolve(&self.name)) {
+            Some((METAL, _)) if self.gpu.indirect => self.gpu.indirect = false,
+            Some((METAL, _)) => bail!(
+                "--without recording: an Apple GPU encodes each launch of a step anew; with --metal-way indirect steps \
+                 are recorded, and both are compared"
+            ),
+            Some(_) => self.gpu.eager = true,
+            None => bail!(
+                "--without recording: steps are not recorded on `{}`: expected --device cuda, sim, or metal with \
+                 --metal-way indirect",
+                resolve(&self.name)
+            ),
+        }
+        Ok(self)
+    }
 }
 
 /// How a GPU computes.
@@ -60,6 +79,8 @@ pub(crate) struct GpuSettings {
     pub(crate) copied: bool,
     /// Apple GPU: where the trace of one step goes.
     pub(crate) capture: Option<PathBuf>,
+    /// Whether each launch of a step is submitted by itself, and not as part of a recording.
+    pub(crate) eager: bool,
 }
 
 impl GpuSettings {
@@ -102,7 +123,8 @@ impl GpuSettings {
         let forced = self.force_variant.iter().copied().collect();
         let tuned = tuned::for_gpu(&gpu, &self.tuned);
         let tuned = tuned.map_err(|error| gpu::GpuError::Table { reason: format!("{error:#}") })?;
-        gpu.with_options(gpu::GpuOptions { batch_invariant: self.batch_invariant, forced, tuned })
+        let GpuSettings { batch_invariant, eager, .. } = *self;
+        gpu.with_options(gpu::GpuOptions { batch_invariant, forced, tuned, eager })
     }
 }
 

@@ -187,7 +187,9 @@ pub(crate) struct CudaDriver {
     stream: sys::CUstream,
     functions: HashMap<&'static str, sys::CUfunction>,
     allocations: HashSet<Address>,
-    recordings: Vec<sys::CUgraphExec>,
+    recordings: Vec<Recorded>,
+    /// Whether a step submits each of its launches by itself, and not a graph of them.
+    eager: bool,
     /// Behind each upload that was begun, the oldest first.
     uploads: VecDeque<sys::CUevent>,
     /// Of the steps under way; others are free.
@@ -196,6 +198,15 @@ pub(crate) struct CudaDriver {
     oldest: usize,
     under_way: usize,
     counters: Counters,
+}
+
+/// The launches of a step, as they are submitted.
+#[derive(Clone)]
+enum Recorded {
+    /// All at once.
+    Graph(sys::CUgraphExec),
+    /// One by one.
+    Launches(Arc<[Launch]>),
 }
 
 /// Where the host's side of a step is.
@@ -237,12 +248,18 @@ impl CudaDriver {
             functions: HashMap::new(),
             allocations: HashSet::new(),
             recordings: vec![],
+            eager: false,
             uploads: VecDeque::new(),
             slots: Default::default(),
             oldest: 0,
             under_way: 0,
             counters: Counters::default(),
         })
+    }
+
+    /// Submits each launch of a step by itself, if `eager` says so.
+    pub(crate) fn set_eager(&mut self, eager: bool) {
+        self.eager = eager;
     }
 
     /// Makes the context current on this thread.
@@ -310,6 +327,39 @@ impl CudaDriver {
         launched
             .result()
             .map_err(|error| DriverError::Failed(format!("launch of `{}`: {}", launch.kernel, describe(error))))
+    }
+
+    /// Queues a step whose host side is in the slot at `place`.
+    fn submit(
+        &mut self,
+        place: usize,
+        recorded: &Recorded,
+        (to, input): (Address, &[i32]),
+        (from, num_words): (Address, usize),
+    ) -> Result<(), DriverError> {
+        let stream = self.stream;
+        // SAFETY: the slot's last step was collected, or failed and was waited for, so no copy from or to it is under way.
+        let staged = unsafe { self.slots[place].input.slice_mut(input.len()) };
+        staged.copy_from_slice(input);
+        // SAFETY: to the allocation of the step input; the memory is left alone until the step is collected.
+        unsafe { result::memcpy_htod_async(to.0, staged, stream) }.map_err(failed)?;
+        match recorded {
+            // SAFETY: made by `record`.
+            Recorded::Graph(graph) => unsafe { result::graph::launch(*graph, stream) }.map_err(failed)?,
+            Recorded::Launches(launches) => {
+                self.counters.launches += launches.len() as u64;
+                launches.iter().try_for_each(|launch| self.enqueue_kernel(launch))?;
+            }
+        }
+        let slot = &mut self.slots[place];
+        if num_words > 0 {
+            // SAFETY: as for the input.
+            let found = unsafe { slot.output.slice_mut::<u32>(num_words) };
+            // SAFETY: from an allocation, as lowering laid it out; left alone until the step is collected.
+            unsafe { result::memcpy_dtoh_async(found, from.0, stream) }.map_err(failed)?;
+        }
+        // SAFETY: `reserve` made the event, and the stream lives.
+        unsafe { result::event::record(slot.done, stream) }.map_err(failed)
     }
 
     fn synchronize(&mut self) -> Result<(), DriverError> {
@@ -406,6 +456,12 @@ impl Driver for CudaDriver {
 
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError> {
         self.enter()?;
+        if self.eager {
+            // A kernel that the module lacks is an error now, as it is where launches are captured.
+            launches.iter().try_for_each(|launch| self.function(launch.kernel).map(drop))?;
+            self.recordings.push(Recorded::Launches(launches.into()));
+            return Ok(Recording(self.recordings.len() - 1));
+        }
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives until `drop`.
         unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed)?;
@@ -419,7 +475,7 @@ impl Driver for CudaDriver {
         // SAFETY: the graph is not needed any more.
         unsafe { result::graph::destroy(graph) }.map_err(failed)?;
         let recording = recording.map_err(failed)?;
-        self.recordings.push(recording);
+        self.recordings.push(Recorded::Graph(recording));
         // SAFETY: just made, on a stream that lives.
         unsafe { result::graph::upload(recording, self.stream) }.map_err(failed)?;
         Ok(Recording(self.recordings.len() - 1))
@@ -428,48 +484,33 @@ impl Driver for CudaDriver {
     fn forget_recordings(&mut self) {
         // What cannot be done here is reported by the call that needs the device next.
         let _ = self.enter().and_then(|()| self.synchronize());
-        for recording in self.recordings.drain(..) {
-            // SAFETY: made by `record`, not running, and no longer known.
-            let _ = unsafe { result::graph::exec_destroy(recording) };
+        for recorded in self.recordings.drain(..) {
+            if let Recorded::Graph(graph) = recorded {
+                // SAFETY: made by `record`, not running, and no longer known.
+                let _ = unsafe { result::graph::exec_destroy(graph) };
+            }
         }
     }
 
     fn enqueue(
         &mut self,
         recording: Recording,
-        (to, input): (Address, &[i32]),
-        (from, num_words): (Address, usize),
+        input: (Address, &[i32]),
+        output: (Address, usize),
     ) -> Result<(), DriverError> {
         self.enter()?;
         assert!(self.under_way < STEPS_MAX, "no more steps are under way than there is room for");
-        let slot = &mut self.slots[(self.oldest + self.under_way) % STEPS_MAX];
-        self.counters.allocations += slot.reserve(size_of_val(input), num_words * size_of::<u32>())?;
-        slot.num_words = num_words;
-        let (stream, recording) = (self.stream, self.recordings[recording.0]);
-        // SAFETY: the slot's last step was collected, or failed and was waited for below, so no copy from or to it is
-        // under way.
-        let staged = unsafe { slot.input.slice_mut(input.len()) };
-        staged.copy_from_slice(input);
-        let mut submit = || {
-            // SAFETY: to the allocation of the step input; the memory is left alone until the step is collected.
-            unsafe { result::memcpy_htod_async(to.0, staged, stream) }?;
-            // SAFETY: made by `record`.
-            unsafe { result::graph::launch(recording, stream) }?;
-            if num_words > 0 {
-                // SAFETY: as for the input.
-                let found = unsafe { slot.output.slice_mut::<u32>(num_words) };
-                // SAFETY: from an allocation, as lowering laid it out; left alone until the step is collected.
-                unsafe { result::memcpy_dtoh_async(found, from.0, stream) }?;
-            }
-            // SAFETY: `reserve` made the event, and the stream lives.
-            unsafe { result::event::record(slot.done, stream) }
-        };
-        if let Err(error) = submit() {
+        let place = (self.oldest + self.under_way) % STEPS_MAX;
+        let slot = &mut self.slots[place];
+        self.counters.allocations += slot.reserve(size_of_val(input.1), output.1 * size_of::<u32>())?;
+        slot.num_words = output.1;
+        let recorded = self.recordings[recording.0].clone();
+        if let Err(error) = self.submit(place, &recorded, input, output) {
             // The slot counts as free, so the copies that this step had submitted must finish before the next step writes the
             // slot's memory. If the wait fails too, the context is lost, and no copy runs any more.
             // SAFETY: the stream lives until `drop`.
-            let _ = unsafe { result::stream::synchronize(stream) };
-            return Err(failed(error));
+            let _ = unsafe { result::stream::synchronize(self.stream) };
+            return Err(error);
         }
         self.under_way += 1;
         self.counters.steps += 1;

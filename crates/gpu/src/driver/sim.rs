@@ -141,6 +141,8 @@ pub(crate) struct SimDriver {
     collected: Vec<u32>,
     counters: Counters,
     faults: SimFaults,
+    /// Whether a step submits each of its launches by itself.
+    eager: bool,
 }
 
 impl SimDriver {
@@ -157,7 +159,13 @@ impl SimDriver {
             collected: vec![],
             counters: Counters::default(),
             faults,
+            eager: false,
         }
+    }
+
+    /// Submits each launch of a step by itself, if `eager` says so.
+    pub(crate) fn set_eager(&mut self, eager: bool) {
+        self.eager = eager;
     }
 
     /// That `address` and `len` lie in one allocation, or in memory of the host that is read in place.
@@ -304,6 +312,7 @@ impl Driver for SimDriver {
         self.upload(to, bytemuck::cast_slice(input))?;
         let launches = std::mem::take(&mut self.recordings[recording.0]);
         let done = match self.order {
+            _ if self.eager => launches.iter().try_for_each(|launch| self.launch(launch)),
             ThreadOrder::Forward => launches.iter().try_for_each(|launch| self.run(launch)),
             ThreadOrder::Reverse => {
                 let mut stretches = stretches(&launches).into_iter();

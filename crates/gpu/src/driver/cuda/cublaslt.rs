@@ -7,7 +7,7 @@ use std::ptr;
 use cudarc::cublaslt::{result as blas, sys as blas_sys};
 use cudarc::driver::{result, sys};
 
-use super::{CudaDevice, CudaDriver, Events, failed};
+use super::{CudaDevice, CudaDriver, Events, Recorded, failed};
 use crate::driver::Driver;
 use crate::params::Address;
 use crate::vendor::{Numbers, Product, VendorError};
@@ -109,7 +109,7 @@ impl Library {
         unsafe { result::graph::destroy(graph) }.map_err(failed)?;
         let recording = recording.map_err(failed)?;
         // The driver destroys it with its own.
-        self.driver.recordings.push(recording);
+        self.driver.recordings.push(Recorded::Graph(recording));
         let mut seconds = Vec::with_capacity(replays);
         for replay in 0..=replays {
             let mut events = Events(Vec::with_capacity(2));
