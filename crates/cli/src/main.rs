@@ -21,6 +21,7 @@ mod gguf_architectures;
 mod hub;
 mod inspect;
 mod interrupt;
+mod kernels;
 mod list;
 mod load;
 mod man;
@@ -81,6 +82,7 @@ enum Command {
     Verify(verify::VerifyArgs),
     Gate(gate::GateArgs),
     Profile(Box<profile::ProfileArgs>),
+    Kernels(kernels::KernelsArgs),
     Eval(Box<eval::EvalArgs>),
     Quantize(quantize::QuantizeArgs),
     Inspect(inspect::InspectArgs),
@@ -130,6 +132,7 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::verify(args),
         Command::Gate(args) => gate::gate(args),
         Command::Profile(args) => profile::profile(args),
+        Command::Kernels(args) => kernels::kernels(args),
         Command::Eval(args) => eval::eval(args),
         Command::Quantize(args) => quantize::quantize(args),
         Command::Inspect(args) => inspect::inspect(args),

@@ -25,7 +25,16 @@ impl Image {
         LoadedImage { bytes, has_early_start: self.capability >= (9, 0) }
     }
 
-    /// Machine code, or PTX.
+    /// What the binary carries: machine code as an ELF file, or PTX as text. Empty for an image that is not one of
+    /// [`ARCHITECTURES`].
+    pub fn bytes(&self) -> Vec<u8> {
+        let index = ARCHITECTURES.iter().position(|image| image == self);
+        let packed = index.map(|index| PACKED[index]);
+        let unpack = |packed| miniz_oxide::inflate::decompress_to_vec(packed).expect("tests unpack every image");
+        packed.map(unpack).unwrap_or_default()
+    }
+
+    /// Whether it is machine code, and not PTX.
     pub fn is_machine_code(&self) -> bool {
         self.target.starts_with("sm_")
     }
@@ -64,9 +73,7 @@ pub(crate) struct LoadedImage {
 /// The image for a device of this compute capability: machine code of the same generation, the newest that the device
 /// runs, or PTX for one that came after them. `None` for devices older than all.
 pub(crate) fn image(capability: (u32, u32)) -> Result<Option<LoadedImage>, GpuError> {
-    let Some((index, image)) = choose(capability) else { return Ok(None) };
-    let bytes = miniz_oxide::inflate::decompress_to_vec(PACKED[index]).expect("tests unpack every image");
-    Ok(Some(image.loaded(bytes)))
+    Ok(choose(capability).map(|image| image.loaded(image.bytes())))
 }
 
 /// What has the kernels for a device of some compute capability; `None` for devices older than all.
@@ -84,7 +91,7 @@ pub struct KernelSource {
 impl KernelSource {
     /// As [`image`], compiled now, or found in the cache.
     pub(crate) fn image(&self, capability: (u32, u32)) -> Result<Option<LoadedImage>, GpuError> {
-        let Some((_, image)) = choose(capability) else { return Ok(None) };
+        let Some(image) = choose(capability) else { return Ok(None) };
         let text = text(&|name| {
             let path = self.folder.join(name);
             fs::read_to_string(&path).map_err(|error| GpuError::KernelSource { path, reason: error.to_string() })
@@ -111,12 +118,12 @@ fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::rename(partial, path)
 }
 
-fn choose(capability: (u32, u32)) -> Option<(usize, &'static Image)> {
-    let images = || ARCHITECTURES.iter().enumerate();
+fn choose(capability: (u32, u32)) -> Option<&'static Image> {
     let (major, minor) = capability;
     let runs = |image: &Image| image.is_machine_code() && image.capability.0 == major && image.capability.1 <= minor;
-    let machine_code = images().filter(|(_, image)| runs(image)).max_by_key(|(_, image)| image.capability);
-    machine_code.or_else(|| images().find(|(_, image)| !image.is_machine_code() && image.capability <= capability))
+    let machine_code = ARCHITECTURES.iter().filter(|image| runs(image)).max_by_key(|image| image.capability);
+    machine_code
+        .or_else(|| ARCHITECTURES.iter().find(|image| !image.is_machine_code() && image.capability <= capability))
 }
 
 /// The hash of the text that is compiled.
@@ -229,7 +236,7 @@ mod tests {
     #[test]
     fn what_was_compiled_from_this_text_is_taken_from_the_cache() {
         let cache = std::env::temp_dir().join(format!("hotmetal-kernels-{}", std::process::id()));
-        let (_, image) = choose((9, 0)).unwrap();
+        let image = choose((9, 0)).unwrap();
         keep(&cache.join(format!("{:016x}-{}", source_hash(), image.target)), b"kept").unwrap();
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         let found = KernelSource { folder, cache: Some(cache.clone()) }.image((9, 0)).unwrap().unwrap();
@@ -241,8 +248,8 @@ mod tests {
     fn every_image_unpacks_and_has_every_kernel() {
         let text = include_str!("../kernels/rms_norm.h");
         assert!(text.contains("KERNEL(rms_norm_f32,"));
-        for (image, packed) in ARCHITECTURES.iter().zip(PACKED) {
-            let bytes = miniz_oxide::inflate::decompress_to_vec(packed).unwrap();
+        for image in ARCHITECTURES {
+            let bytes = image.bytes();
             assert_eq!(bytes.starts_with(b"\x7fELF"), image.is_machine_code(), "{}", image.target);
             for kernel in ["linear_q8_0_m1", "gemm_mma_q4_0_t128", "attention_f16", "rms_norm_f32", "rope_kv_write_f16"]
             {
@@ -256,7 +263,7 @@ mod tests {
 
     #[test]
     fn devices_get_code_of_their_generation_and_newer_ones_ptx() {
-        let target = |capability| choose(capability).map(|(_, image)| image.target);
+        let target = |capability| choose(capability).map(|image| image.target);
         assert_eq!(target((7, 5)), None);
         assert_eq!(target((8, 0)), Some("sm_80"));
         assert_eq!(target((8, 7)), Some("sm_86"));

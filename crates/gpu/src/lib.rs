@@ -7,6 +7,7 @@
 //!
 //! Knows nothing of models, files, flags or the environment.
 
+mod cubin;
 mod driver;
 mod executable;
 #[cfg(any(test, target_os = "macos"))]
@@ -50,6 +51,7 @@ use kernels::{mla_attention, route};
 use target::{Matrix, Target};
 use weights::{DeviceFormat, DeviceWeights};
 
+pub use cubin::{CubinKernel, cubin_kernels, ptx_kernels, ptx_of};
 pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
 pub use kernel_source::KernelSource;
 pub use roofline::{Bandwidth, Cost, Peak, Roofline};

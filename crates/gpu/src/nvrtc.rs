@@ -6,6 +6,8 @@ use std::ptr;
 
 use cudarc::nvrtc::sys;
 
+use crate::cubin::{CubinKernel, cubin_kernels};
+
 /// Why nothing was compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvrtcError {
@@ -110,7 +112,7 @@ pub fn compile(text: &str, target: &str) -> Result<Compiled, NvrtcError> {
 impl Compiled {
     /// What each kernel takes; nothing for PTX.
     pub fn usages(&self) -> Vec<Usage> {
-        let of = |(kernel, registers): (String, u32)| {
+        let of = |CubinKernel { name: kernel, registers, .. }: CubinKernel| {
             let said = || self.log.lines().filter(|line| line.contains(&format!("'{kernel}'")));
             // `…in function 'NAME', 12 bytes spill stores, …`
             let spilled =
@@ -119,50 +121,8 @@ impl Compiled {
             let is_serialized = said().any(|line| line.contains("are serialized"));
             Usage { spilled_bytes: spilled.unwrap_or(0), is_serialized, kernel, registers }
         };
-        registers(&self.image).unwrap_or_default().into_iter().map(of).collect()
+        cubin_kernels(&self.image).unwrap_or_default().into_iter().map(of).collect()
     }
-}
-
-/// The registers of each kernel of a cubin: records `EIATTR_REGCOUNT` of the section `.nv.info` (an ELF file of 64 bits,
-/// little-endian; the records are as `cuobjdump -elf` shows them). `None` where the file is another.
-fn registers(image: &[u8]) -> Option<Vec<(String, u32)>> {
-    /// Of a record: its attribute, with a length and that much after it.
-    const SIZED: u8 = 4;
-    const REGCOUNT: u8 = 0x2f;
-    const SYMBOL_BYTES: usize = 24;
-    let u16_at = |at: usize| Some(usize::from(u16::from_le_bytes(*image.get(at..)?.first_chunk()?)));
-    let u32_at = |at: usize| Some(u32::from_le_bytes(*image.get(at..)?.first_chunk()?));
-    let u64_at = |at: usize| usize::try_from(u64::from_le_bytes(*image.get(at..)?.first_chunk()?)).ok();
-    let text_at = |at: usize| Some(CStr::from_bytes_until_nul(image.get(at..)?).ok()?.to_string_lossy().into_owned());
-    if !image.starts_with(b"\x7fELF") {
-        return None;
-    }
-    let (headers, header_bytes, names) = (u64_at(0x28)?, u16_at(0x3a)?, u16_at(0x3e)?);
-    let header = |index: usize| headers + index * header_bytes;
-    let start = |index: usize| u64_at(header(index) + 24);
-    let names = start(names)?;
-    let by_name = |wanted: &str| {
-        let name = |index: usize| text_at(names + u32_at(header(index))? as usize);
-        (0..u16_at(0x3c)?).find(|&index| name(index).as_deref() == Some(wanted))
-    };
-    let (symbols, strings) = (start(by_name(".symtab")?)?, start(by_name(".strtab")?)?);
-    let info = by_name(".nv.info")?;
-    let (mut at, end) = (start(info)?, start(info)? + u64_at(header(info) + 32)?);
-    let mut found = vec![];
-    while at < end {
-        let [format, attribute] = *image.get(at..)?.first_chunk()?;
-        if format != SIZED {
-            at += 4;
-            continue;
-        }
-        if attribute == REGCOUNT {
-            let symbol = symbols + u32_at(at + 4)? as usize * SYMBOL_BYTES;
-            found.push((text_at(strings + u32_at(symbol)? as usize)?, u32_at(at + 8)?));
-        }
-        at += 4 + u16_at(at + 2)?;
-    }
-    found.sort();
-    Some(found)
 }
 
 /// Given back when it is dropped.
@@ -214,16 +174,5 @@ mod tests {
         assert_eq!(kernel, "gemm_narrow_q4_0_t8");
         assert!(usages.iter().all(|usage| (1..=255).contains(&usage.registers)), "{usages:?}");
         assert!(usages.len() > 40, "{}", usages.len());
-    }
-
-    #[test]
-    fn what_is_no_cubin_has_no_kernels() {
-        let mut image = kernel_source::image((9, 0)).unwrap().unwrap().bytes;
-        for len in [0, 3, 40, 64, 1000] {
-            assert!(registers(&image[..len]).is_none());
-        }
-        let middle = image.len() / 2;
-        image.truncate(middle);
-        assert!(registers(&image).is_none());
     }
 }
