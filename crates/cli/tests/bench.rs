@@ -481,6 +481,73 @@ fn what_recording_is_worth_is_measured_beside_it() {
     );
 }
 
+/// What `bench impact` says on a device with models of a few thousand parameters.
+fn impact(device: &str, more: &[&str]) -> Vec<String> {
+    let flags = ["bench", "impact", "--device", device, "--shape", "tiny", "--moe-shape", "tiny-moe"];
+    let sizes = ["-p", "16", "-n", "2", "-r", "2", "--threads", "1"];
+    [&flags[..], &sizes, more].concat().into_iter().map(str::to_owned).collect()
+}
+
+/// As JSON: the names of the claims that were measured, each with consistent figures, and those that were not.
+fn impact_of(device: &str) -> (Vec<String>, Vec<String>) {
+    let args = impact(device, &["-o", "json"]);
+    let result: Value = serde_json::from_str(&succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+    assert_eq!(result["device"]["name"], device);
+    for row in result["rows"].as_array().unwrap() {
+        let figure = |path: &str| row.pointer(path).and_then(Value::as_f64).expect(path);
+        let [value, worst, best] = ["/value", "/worst", "/best"].map(figure);
+        assert!(worst > 0.0 && worst <= best, "{row}");
+        let medians = ["/with", "/without"].map(|side| figure(&format!("{side}/tokens_per_s/median")));
+        assert!((value - medians[0] / medians[1]).abs() < 1e-9, "the factor is that of the medians: {row}");
+        assert!(figure("/claimed/0") > 1.0 && figure("/claimed/0") <= figure("/claimed/1"), "{row}");
+        assert_ne!(row["with"]["label"], row["without"]["label"]);
+    }
+    for row in result["not_measurable"].as_array().unwrap() {
+        assert!(row["reason"].as_str().is_some_and(|reason| reason.len() > 10), "{row}");
+    }
+    let names = |list: &str| -> Vec<String> {
+        result[list].as_array().unwrap().iter().map(|row| row["claim"].as_str().unwrap().to_owned()).collect()
+    };
+    (names("rows"), names("not_measurable"))
+}
+
+#[test]
+fn claims_stand_beside_what_was_measured_or_beside_why_nothing_was() {
+    let (measured, not) = impact_of("cpu");
+    // A processor without vectors has nothing to compare its plain kernels with.
+    assert!(["fp4", "fusion", "experts"].iter().all(|name| measured.iter().any(|found| found == name)), "{measured:?}");
+    assert!(
+        ["recording", "attention", "fp4-table"].iter().all(|name| not.iter().any(|found| found == name)),
+        "{not:?}"
+    );
+    assert_eq!(measured.len() + not.len(), 8);
+    let (measured, not) = impact_of("sim");
+    assert_eq!(measured, ["fp4", "simd-f16", "simd-q8_0", "fusion", "recording", "attention", "experts"]);
+    assert_eq!(not, ["fp4-table"]);
+}
+
+#[test]
+fn the_table_of_claims_is_printed_and_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = format!("--record={}", folder.path().display());
+    let args = impact("cpu", &["--only", "fusion,recording", &record, "--machine", "m"]);
+    let output = output(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let (table, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{stderr}");
+    let lines: Vec<_> = table.lines().collect();
+    assert!(lines[0].starts_with("| claim | | claimed | measured |"), "{table}");
+    assert!(lines[2].starts_with("| fusion | fused ops | 1.15 to 1.20 | "), "{table}");
+    assert!(lines[2].contains(" | tiny decode | Q8_0 | ") && lines[2].contains("--without fusion=all"), "{table}");
+    let refused = "| recording | recorded steps | 1.10 to 1.20 | not measurable here | |";
+    assert!(lines[3].starts_with(refused) && lines[3].contains("`cpu`"), "{table}");
+    let history = succeed(&["bench", "history", folder.path().to_str().unwrap(), "-o", "json"]);
+    assert!(history.contains("fusion: tiny decode"), "{history}");
+    let error = fail(&["bench", "impact", "--only", "speed"]);
+    assert!(error.contains("there is no claim `speed`; there are: fp4, "), "{error}");
+    assert!(fail(&["bench", "impact", "-r", "0"]).contains("nothing to measure"));
+    assert!(fail(&["bench", "impact", "--device", "reference"]).contains("expected cpu, cuda, metal or sim"));
+}
+
 #[test]
 fn what_a_fusion_is_worth_is_measured_beside_it() {
     let flags =

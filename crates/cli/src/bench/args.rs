@@ -31,6 +31,7 @@ pub(super) enum BenchCommand {
     Kernels(Box<KernelsArgs>),
     Compare(CompareArgs),
     History(super::history::HistoryArgs),
+    Impact(Box<super::impact::ImpactArgs>),
     Report(ReportArgs),
     Serve(Box<super::serve::args::ServeArgs>),
     Table(Box<TableArgs>),

@@ -6,6 +6,7 @@ mod compare;
 mod gpu_roofline;
 mod history;
 mod html;
+mod impact;
 mod kernels;
 mod measured;
 mod progress;
@@ -49,6 +50,7 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
         Some(BenchCommand::Kernels(args)) => kernels::kernels(args),
         Some(BenchCommand::Compare(args)) => compare::compare(args),
         Some(BenchCommand::History(args)) => history::history(args),
+        Some(BenchCommand::Impact(args)) => impact::impact(args),
         Some(BenchCommand::Report(args)) => html::report(args),
         Some(BenchCommand::Serve(args)) => serve::serve(args),
         Some(BenchCommand::Table(args)) => table::table(args),

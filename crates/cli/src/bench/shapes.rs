@@ -269,6 +269,8 @@ mod tests {
             ("glm-4.7-flash", 29_943_393_920),
             ("deepseek-v2-lite", 15_706_484_224),
             ("moe-small", 978_481_152),
+            ("tiny", 131_648),
+            ("tiny-moe", 312_896),
         ];
         let shapes: Map<String, Value> = serde_json::from_str(SHAPES).unwrap();
         assert_eq!(shapes.len(), published.len());
