@@ -7,9 +7,9 @@
 // Bytes     W once; x once a tile, from the second cache.
 // Order     a SIMD group's stages, then stages and columns by turns, then groups of the cluster: shapes alone decide.
 //
-// gemm_tall: the same with tiles of up to 256 rows of weights by 128 bytes, of which each of four times four SIMD groups has 64 rows in
-// every stage. From 33 rows on x would take longer from the second cache than W from memory where tiles are lower; and nobody has to add
-// up what SIMD groups made, so that each finishes its sums from registers. No groups share k.
+// gemm_tall: the same for 33 to 64 rows of x with tiles of up to 256 rows of weights by 128 bytes, of which each of four times four SIMD
+// groups has 64 rows in every stage. Lower tiles spend a third of the time in adding up what SIMD groups made, and a second round of tiles
+// leaves many multiprocessors with nothing to do: here each SIMD group finishes its own sums from registers. No groups share k.
 #if __CUDA_ARCH_FEAT_SM90_ALL
 enum {
   NARROW_MULTIPLIERS = 16,      // SIMD groups; one more copies weights, and one rows
@@ -34,7 +34,7 @@ template <class W> struct NarrowScales<W, false> { enum { OF_256 = 0, ONE = 0, T
 
 template <class W, i32 N, bool TALL> struct NarrowFormat {
   enum {
-    TURNS = TALL ? 1 : 2,                         // every so manieth stage is a SIMD group's
+    TURNS = TALL ? 1 : 2,                         // a SIMD group has every stage, or every second
     WEIGHTS = (TALL ? 2 : 1) * i32(NARROW_WEIGHTS),
     K = W::IN_REGISTERS ? 128 * W::PACK : 64,     // numbers in 128 bytes of a row of weights
     UNIT = TALL ? 256 : K < 256 ? 512 : 4 * K,    // of k, by which groups share it: `TURNS` stages, or a multiple, and blocks of 256
