@@ -40,7 +40,7 @@ fn unit(features: usize) -> usize {
     (4 * features).max(512)
 }
 
-/// The same of `gemm_tall`: a stage or more, and whole blocks.
+/// k of `gemm_tall` is a multiple of this: whole stages, and whole blocks of scales.
 const TALL_UNIT: usize = 256;
 
 /// Rows of weights that are one SIMD group of four's.
@@ -48,6 +48,18 @@ const TALL_SIDE: usize = 64;
 
 /// Stages that `gemm_tall` has at least: of one, two are on their way.
 const TALL_STAGES: usize = 3;
+
+/// Nanoseconds until `groups` have `bytes` each: all share 4,500 bytes a nanosecond, and each takes 44 at most.
+fn stream_time(bytes: usize, groups: usize) -> usize {
+    bytes * groups.max(4500 / 44) / 4500
+}
+
+/// What `tiles` cost if `at_once` of them run at once: full rounds, and one of the tiles that are left. `round` is the
+/// cost of one with so many tiles.
+fn in_rounds(tiles: usize, at_once: usize, round: impl Fn(usize) -> usize) -> usize {
+    let left = if tiles.is_multiple_of(at_once) { 0 } else { round(tiles % at_once) };
+    tiles / at_once * round(at_once) + left
+}
 
 /// Nanoseconds that a stage of `gemm_tall` takes for each 64 rows of weights at least, where 128 bytes of a row have
 /// `features`: matrix instructions of 64 rows.
@@ -90,18 +102,16 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
             if cluster > 1 && (tiles > clusters || units < cluster) {
                 continue;
             }
-            // All that stream share 4,500 bytes a nanosecond, and each takes 44 at most; rows come from the second
-            // cache.
+            // Rows come from the second cache.
             let stages = units.div_ceil(cluster) * (unit / (columns * features));
             let bytes = columns * (height * 128 + rows * features);
             let round = |tiles: usize| {
-                let stream = bytes * (tiles * cluster).max(4500 / 44) / 4500;
+                let stream = stream_time(bytes, tiles * cluster);
                 // Of 32 rows, what a cluster exchanges takes as long as it is high, and no less below 64.
                 let exchange = if rows >= 32 { 900 + 14 * height.max(64) } else { 900 };
                 stages * stream.max(stage_times[columns - 1][place]) + if cluster > 1 { exchange } else { 500 }
             };
-            let left = if tiles.is_multiple_of(clusters) { 0 } else { round(tiles % clusters) };
-            let cost = tiles / clusters * round(clusters) + left;
+            let cost = in_rounds(tiles, clusters, round);
             let pairs = (rows / 2).div_ceil(cluster);
             let sums = height * (rows + 2) * 4 + if cluster > 1 { cluster * height * (2 * pairs + 2) * 4 } else { 0 };
             // With room for two columns, or, where rows take much, for as many as there are.
@@ -149,11 +159,9 @@ fn tall(
         let tiles: usize = shape.features.iter().map(|n| n.div_ceil(outputs)).sum();
         let bytes = height * 128 + ROWS_MAX * features;
         let round = |tiles: usize| {
-            let stream = bytes * tiles.max(4500 / 44) / 4500;
-            in_stages * stream.max(tall_side_time(features) * height.div_ceil(TALL_SIDE)) + 1500
+            in_stages * stream_time(bytes, tiles).max(tall_side_time(features) * height.div_ceil(TALL_SIDE)) + 1500
         };
-        let left = if tiles.is_multiple_of(multiprocessors) { 0 } else { round(tiles % multiprocessors) };
-        let cost = tiles / multiprocessors * round(multiprocessors) + left;
+        let cost = in_rounds(tiles, multiprocessors, round);
         let variant = GemmVariant {
             kernel,
             activations,
