@@ -115,7 +115,7 @@ pub struct GpuOptions {
     pub forced: ForcedVariants,
     /// What was measured best on this device.
     pub tuned: Tuned,
-    /// Each launch of a step is submitted by itself, and not as part of a recording: for whoever compares the two.
+    /// The host submits each launch of a step by itself, and records none. A benchmark compares the two.
     pub eager: bool,
 }
 

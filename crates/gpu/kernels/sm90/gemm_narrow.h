@@ -7,9 +7,9 @@
 // Bytes     W once; x once a tile, from the second cache.
 // Order     a SIMD group's stages, then stages and columns by turns, then groups of the cluster: shapes alone decide.
 //
-// gemm_tall: the same for 33 to 64 rows of x with tiles of up to 256 rows of weights by 128 bytes, of which each of four times four SIMD
-// groups has 64 rows in every stage. Lower tiles spend a third of the time in adding up what SIMD groups made, and a second round of tiles
-// leaves many multiprocessors with nothing to do: here each SIMD group finishes its own sums from registers. No groups share k.
+// gemm_tall: the same for 33 to 64 rows of x. Its tiles are up to 256 rows of weights by 128 bytes. Four SIMD groups together have 64 of
+// these rows, in every stage, and each finishes its own sums from registers: lower tiles spend a third of the time in adding up what SIMD
+// groups made, and their second round leaves many multiprocessors with nothing to do. No groups share k.
 #if __CUDA_ARCH_FEAT_SM90_ALL
 enum {
   NARROW_MULTIPLIERS = 16,      // SIMD groups; one more copies weights, and one rows
@@ -355,7 +355,7 @@ FN i32 narrow_hand_place(CONST OperandPlace& to, i32 feature) {
   return (word + second * (to.order == AS_X ? 1 : i32(OPERAND_NEXT))) * 2 + half;
 }
 
-// What is done with the sums of two rows, of which the second may not be there, for one output: `up` of a gated unit.
+// Where one output goes, and the biases that it gets: `up_bias` only in a gated unit.
 struct NarrowOutput {
   f32* y;                  // of row 0
   unsigned short* handed;  // the same, where results become an operand
@@ -369,6 +369,7 @@ FN NarrowOutput narrow_output(CONST GemmParams& p, CONST GemmSegment& s, i32 fea
   out.up_bias = given(s.up_bias) ? s.up_bias[feature] : 0.f;
   return out;
 }
+// Finishes one output of two rows, of which the second may not be there.
 FN void narrow_store(CONST GemmParams& p, CONST GemmSegment& s, const NarrowOutput& out, f32x2 v, f32x2 up, f32x2 scale, f32x2 residual, i32 row, i32 rows) {
   v = make_float2(fma32(v.x, scale.x, out.bias), fma32(v.y, scale.y, out.bias));
   if (p.glu) {
@@ -500,7 +501,7 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
       narrow_finish_tall<W, N>(sum, p, g, tile, role, rows);
       continue;
     }
-    // What was summed of the tile before has been read.
+    // Everybody has read the sums of the tile before.
     simds_barrier<NARROW_MULTIPLIERS>();
     // Where groups share k, there is one tile for each cluster: nobody is told of the next before it has read this one.
     if (share.sharers > 1 && thread == 0) barrier_expect(sums.summed, share.sharers * p.height * sums.pairs * 8);

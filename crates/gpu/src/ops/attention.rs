@@ -7,8 +7,8 @@ use crate::launch::{Access, Launch};
 use crate::site::{DeviceRows, LoadedPlan, Site};
 use crate::step_input::AttentionItems;
 
-/// Whether there are kernels for many rows of a sequence, for all layers. There is none for latent rows, even where they
-/// are as wide as heads of other models.
+/// Whether every layer has a kernel for many rows of a sequence. Latent layers have none: their rows may be as wide as
+/// heads of other models, and are not heads.
 pub(crate) fn has_tiles(loaded: &LoadedPlan<'_>) -> bool {
     let (target, kv) = (loaded.target.of("attention"), &loaded.cache.layout);
     loaded.plan.kv_layers.iter().all(|layer| match layer {

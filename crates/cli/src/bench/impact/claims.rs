@@ -164,7 +164,7 @@ fn attention(here: &Here<'_>) -> Result<Pair, String> {
             "--force-variant chooses among kernels of GPUs, and the CPU has one kernel for attention".to_owned()
         );
     }
-    // Refused where there is none that multiplies by matrix instructions.
+    // This fails on a device that has no kernel of attention with matrix instructions.
     here.forced("q8_0", &["attention"], "attention_f16")?;
     let plain = here.forced("q8_0", &["attention"], "attention")?;
     let test = Test { prompt: here.n_prompt, generate: 0, depth: 0, batch: 1 };

@@ -24,7 +24,7 @@ use crate::load::device;
 use crate::load::sizes;
 use crate::output::stdout;
 
-/// A claim beside what was measured.
+/// A claim, and the factor that was measured.
 #[derive(Serialize)]
 struct Row {
     /// `fusion: qwen2.5-0.5b decode`.
