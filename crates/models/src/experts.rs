@@ -42,7 +42,15 @@ impl Experts {
     /// A router by the softmax over all experts; with `normalised`, the weights of those that are chosen add up to one.
     pub(crate) fn softmax_router(&self, normalised: bool) -> Router {
         let weights = if normalised { RouteWeights::Normalised { eps: 0.0 } } else { RouteWeights::Scores };
-        Router { top_k: self.top_k, scores: Scores::Softmax, correction: None, groups: None, weights, scale: 1.0 }
+        Router {
+            top_k: self.top_k,
+            scores: Scores::Softmax,
+            correction: None,
+            groups: None,
+            weights,
+            scale: 1.0,
+            shared: 0,
+        }
     }
 
     /// x + what the experts make of h, both (tokens, hidden). `gate` is the router's projection, and `names` are those
@@ -56,16 +64,37 @@ impl Experts {
         hidden: usize,
         [x, h]: [Value; 2],
     ) -> Result<Value, BuildError> {
+        let [gate_name, up_name, down_name] = names;
+        let stacks = [
+            self.stack(w, gate_name, [self.intermediate_size, hidden])?,
+            self.stack(w, up_name, [self.intermediate_size, hidden])?,
+            self.stack(w, down_name, [hidden, self.intermediate_size])?,
+        ];
+        Ok(self.add_stacks(g, (gate, router), stacks, hidden, [x, h]))
+    }
+
+    /// The projections `name` of all experts, each (out_features, in_features).
+    fn stack(&self, w: &Weights<'_>, name: &str, shape: [usize; 2]) -> Result<plan::Experts, BuildError> {
+        w.experts(|expert| format!("experts.{expert}.{name}"), self.count, shape, self.bias)
+    }
+
+    /// x + what the experts with these gates, ups and downs make of h.
+    fn add_stacks(
+        &self,
+        g: &mut Graph,
+        (gate, router): (plan::Linear, Router),
+        [gates, ups, downs]: [plan::Experts; 3],
+        hidden: usize,
+        [x, h]: [Value; 2],
+    ) -> Value {
         let logits = g.linear(h, gate, self.count);
         let (ids, weights) = g.route(logits, router);
-        let [gate, up, down] = names.map(|name| move |expert: usize| format!("experts.{expert}.{name}"));
-        let (inner, bias) = (self.intermediate_size, self.bias);
-        let gate = g.expert_linear(h, ids, w.experts(gate, self.count, [inner, hidden], bias)?, inner);
-        let up = g.expert_linear(h, ids, w.experts(up, self.count, [inner, hidden], bias)?, inner);
+        let gate = g.expert_linear(h, ids, gates, self.intermediate_size);
+        let up = g.expert_linear(h, ids, ups, self.intermediate_size);
         let glu = g.glu(gate, up, self.activation);
-        let down = g.expert_linear(glu, ids, w.experts(down, self.count, [hidden, inner], bias)?, hidden);
+        let down = g.expert_linear(glu, ids, downs, hidden);
         let sum = g.combine(down, weights);
-        Ok(g.add(x, sum))
+        g.add(x, sum)
     }
 }
 
@@ -98,6 +127,7 @@ impl SharedExperts {
             groups: groups(fields, &experts, GroupScore::SumOfTwo)?,
             weights: if normalised { RouteWeights::Normalised { eps: 1e-20 } } else { RouteWeights::Scores },
             scale: fields.positive("routed_scaling_factor")?,
+            shared: 0,
         };
         Self::read(fields, experts, router, true)
     }
@@ -147,15 +177,28 @@ impl SharedExperts {
         blocks::layer(g, w, decoder, x, attention, mixture)
     }
 
-    /// x + what the experts make of h, both (tokens, hidden).
+    /// x + what the experts make of h, both (tokens, hidden). Each projection of the shared expert is asked for right behind
+    /// those of the routed ones, so that [`plan::share_slots`] may make it one of them.
     fn add_to(&self, g: &mut Graph, w: &Weights<'_>, hidden: usize, [x, h]: [Value; 2]) -> Result<Value, BuildError> {
-        let shared = blocks::gated_mlp(g, &w.at("shared_experts"), &self.shared, hidden, h)?;
-        let x = g.add(x, shared);
-        let count = self.experts.count;
+        let (experts, shared) = (&self.experts, &self.shared);
+        let names = w.at("shared_experts");
+        let stack = |name: &str, of_expert, [out_features, in_features]: [usize; 2]| {
+            let routed = experts.stack(w, name, of_expert)?;
+            Ok((routed, names.linear(name, out_features, in_features, shared.bias)?))
+        };
+        let (inner, width) = (experts.intermediate_size, shared.intermediate_size);
+        let (gates, gate) = stack("gate_proj", [inner, hidden], [width, hidden])?;
+        let (ups, up) = stack("up_proj", [inner, hidden], [width, hidden])?;
+        let (downs, down) = stack("down_proj", [hidden, inner], [hidden, width])?;
+        let (gate, up) = (g.linear(h, gate, width), g.linear(h, up, width));
+        let units = g.glu(gate, up, shared.hidden_act);
+        let of_shared = g.linear(units, down, hidden);
+        let x = g.add(x, of_shared);
+        let count = experts.count;
         let correction = self.is_corrected.then(|| w.get("gate.e_score_correction_bias", [count])).transpose()?;
         let gate = w.linear("gate", count, hidden, false)?;
-        let names = ["gate_proj", "up_proj", "down_proj"];
-        self.experts.add_to(g, w, (gate, Router { correction, ..self.router }), names, hidden, [x, h])
+        let router = Router { correction, ..self.router };
+        Ok(experts.add_stacks(g, (gate, router), [gates, ups, downs], hidden, [x, h]))
     }
 }
 

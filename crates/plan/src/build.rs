@@ -308,9 +308,9 @@ impl Graph {
         out
     }
 
-    /// Chooses experts for each row by `logits`, (rows, experts): their ids and weights, each (rows, top_k).
+    /// Chooses experts for each row by `logits`, (rows, experts): their ids and weights, each (rows, slots).
     pub fn route(&mut self, logits: Value, router: Router) -> (Value, Value) {
-        let (rows, width) = (self.info(logits).rows, router.top_k);
+        let (rows, width) = (self.info(logits).rows, router.slots());
         let ids = self.define_as(ValueInfo { rows, width, kind: Kind::Index });
         let weights = self.define(rows, width);
         self.ops.push(Op::Route { logits, router, ids, weights });

@@ -36,7 +36,7 @@ pub use ops::{
     Activation, Attention, ExpertGroups, Experts, GroupScore, LatentColumns, Linear, MlaAttention, Norm, Rope,
     RopeScaling, RouteWeights, Router, Scores, WrittenOut,
 };
-pub use passes::{FUSIONS, Fusion, fuse, fuse_without, restrict_outputs};
+pub use passes::{FUSIONS, Fusion, fuse, fuse_without, restrict_outputs, share_slots};
 pub use plan::Plan;
 pub use step::{BlockCopy, FED, SequenceSpan, StepError, StepInput, StepShape};
 pub use value::{Kind, Rows, Value, ValueInfo};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{CacheLayer, KvFormat, Op, Rope, Value, ValueInfo, WeightId, WeightInfo};
+use crate::{CacheLayer, KvFormat, Op, Rope, Router, Value, ValueInfo, WeightId, WeightInfo};
 
 /// What a model computes in one step: ops in execution order, and the tables that they index.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,6 +38,14 @@ impl Plan {
     /// Name and shape of `weight`.
     pub fn weight(&self, weight: WeightId) -> &WeightInfo {
         &self.weights[weight.index()]
+    }
+
+    /// The router whose choice `ids` is.
+    pub(crate) fn router_of(&self, chosen: Value) -> Option<&Router> {
+        self.ops.iter().find_map(|op| match op {
+            Op::Route { router, ids, .. } | Op::MoeRoute { router, ids, .. } if *ids == chosen => Some(router),
+            _ => None,
+        })
     }
 
     /// Bytes that one token takes in the cache, over all layers.

@@ -51,6 +51,7 @@ pub(crate) fn mixture() -> Plan {
         groups: None,
         weights: RouteWeights::Normalised { eps: 0.0 },
         scale: 1.0,
+        shared: 0,
     };
     plan_of(|g, w| {
         let embed_tokens = w.get("embed_tokens.weight", [VOCAB, HIDDEN])?;

@@ -1,6 +1,6 @@
 //! `route`: the experts of a row by their logits, and the weights of these.
 //!
-//! Shapes    logits (experts,); ids and weights (top_k,) as f32.
+//! Shapes    logits (experts,); ids and weights (slots,) as f32, those of shared experts last.
 //! Layout    one row at a time: a few hundred numbers, all in the first-level cache.
 //! Roofline  top_k passes over the scores; one row of 128 experts and 8 chosen takes about a microsecond.
 //! Accuracy  scores within 4 ε of exact ones, more by the distance from the largest logit (softmax); sums in the order of
@@ -21,9 +21,9 @@ pub(crate) struct Route<'a> {
     pub(crate) correction: Option<&'a [f32]>,
     /// Room for [`scratch_len`] f32.
     pub(crate) scratch: &'a mut [f32],
-    /// (top_k,).
+    /// (slots,).
     pub(crate) ids: &'a mut [f32],
-    /// (top_k,).
+    /// (slots,).
     pub(crate) weights: &'a mut [f32],
 }
 
@@ -40,6 +40,12 @@ impl Kernel for Route<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self { router, logits, correction, scratch, ids, weights } = self;
         let experts = logits.len();
+        let (ids, shared_ids) = ids.split_at_mut(router.top_k);
+        let (weights, shared_weights) = weights.split_at_mut(router.top_k);
+        for (id, shared) in shared_ids.iter_mut().zip(experts..) {
+            *id = shared as f32;
+        }
+        shared_weights.fill(1.0);
         let (scores, rest) = scratch.split_at_mut(experts.next_multiple_of(LANES));
         let (choosing, groups) = rest.split_at_mut(experts.next_multiple_of(LANES));
         let scores = &mut scores[..experts];
@@ -154,7 +160,7 @@ mod tests {
     use crate::Isa;
 
     fn route(isa: Isa, router: &Router, logits: &[f32], correction: Option<&[f32]>) -> (Vec<f32>, Vec<f32>) {
-        let (mut ids, mut weights) = (vec![f32::NAN; router.top_k], vec![f32::NAN; router.top_k]);
+        let (mut ids, mut weights) = (vec![f32::NAN; router.slots()], vec![f32::NAN; router.slots()]);
         let mut scratch = vec![f32::NAN; scratch_len(logits.len())];
         let scratch = &mut scratch[..];
         isa.run(Route { router, logits, correction, scratch, ids: &mut ids, weights: &mut weights });
@@ -168,6 +174,7 @@ mod tests {
         groups: None,
         weights: RouteWeights::Scores,
         scale: 1.0,
+        shared: 0,
     };
 
     #[test]
@@ -178,6 +185,9 @@ mod tests {
             let (ids, weights) = route(isa, &PLAIN, &[f32::NAN; 4], None);
             assert_eq!(ids, [0.0, 1.0]);
             assert!(weights.iter().all(|weight| weight.is_nan()));
+            let shared = Router { shared: 2, scale: 2.0, ..PLAIN };
+            let expected = (vec![2.0, 0.0, 3.0, 4.0], vec![8.0, 4.0, 1.0, 1.0]);
+            assert_eq!(route(isa, &shared, &[2.0, 1.0, 4.0], None), expected);
             // One NaN among the logits of a softmax is in every weight.
             let router = Router { scores: Scores::Softmax, ..PLAIN };
             assert!(route(isa, &router, &[1.0, f32::NAN, 2.0], None).1.iter().all(|weight| weight.is_nan()));
@@ -194,7 +204,7 @@ mod tests {
             for scores in [Scores::Softmax, Scores::Sigmoid, Scores::Logits] {
                 for weights in [RouteWeights::Scores, RouteWeights::Normalised { eps: 1e-20 }, RouteWeights::Softmax] {
                     for groups in [None, groups(GroupScore::Largest), groups(GroupScore::SumOfTwo)] {
-                        let router = Router { top_k: 3, scores, weights, groups, scale: 1.8, correction: None };
+                        let router = Router { top_k: 3, scores, weights, groups, scale: 1.8, ..PLAIN };
                         let expected = route(Isa::scalar(), &router, &logits, Some(&correction));
                         for isa in Isa::available() {
                             assert_eq!(route(isa, &router, &logits, Some(&correction)), expected, "{isa} {router:?}");

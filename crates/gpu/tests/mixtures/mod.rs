@@ -26,6 +26,7 @@ pub(crate) const SOFTMAX: Router = Router {
     groups: None,
     weights: RouteWeights::Normalised { eps: 0.0 },
     scale: 1.0,
+    shared: 0,
 };
 
 /// Gated units by SiLU.
@@ -34,7 +35,7 @@ pub(crate) fn mixture(hidden: usize, inner: usize, experts: usize, top_k: usize)
     Mixture { hidden, inner, experts, router, activation: Activation::Silu, bias: false }
 }
 
-/// Norm, router, experts and residual, in textbook ops.
+/// Norm, router, experts with those that all rows share, and residual, in textbook ops.
 pub(crate) fn mixture_plan(of: Mixture, correction: bool) -> Plan {
     let Mixture { hidden, inner, experts, mut router, activation, bias } = of;
     Graph::build("mixture", 512, &AnyShape, |g, w| {
@@ -43,11 +44,12 @@ pub(crate) fn mixture_plan(of: Mixture, correction: bool) -> Plan {
         let logits = g.linear(h, w.linear("gate", experts, hidden, bias)?, experts);
         router.correction = if correction { Some(w.get("correction.bias", [experts])?) } else { None };
         let (ids, weights) = g.route(logits, router);
+        let all = experts + router.shared;
         let name = |what: &'static str| move |expert: usize| format!("experts.{expert}.{what}");
-        let gate = g.expert_linear(h, ids, w.experts(name("gate_proj"), experts, [inner, hidden], bias)?, inner);
-        let up = g.expert_linear(h, ids, w.experts(name("up_proj"), experts, [inner, hidden], bias)?, inner);
+        let gate = g.expert_linear(h, ids, w.experts(name("gate_proj"), all, [inner, hidden], bias)?, inner);
+        let up = g.expert_linear(h, ids, w.experts(name("up_proj"), all, [inner, hidden], bias)?, inner);
         let glu = g.glu(gate, up, activation);
-        let down = g.expert_linear(glu, ids, w.experts(name("down_proj"), experts, [hidden, inner], bias)?, hidden);
+        let down = g.expert_linear(glu, ids, w.experts(name("down_proj"), all, [hidden, inner], bias)?, hidden);
         let sum = g.combine(down, weights);
         let y = g.add(x, sum);
         Ok::<_, plan::BuildError>(g.select_outputs(y))

@@ -8,7 +8,7 @@ use crate::cost::Prices;
 use crate::error_analysis::{Bounded, Bounds};
 use crate::reference::Reference;
 use crate::shapes::{Checked, Shapes};
-use crate::{Cost, Linear, Op, Rows, StepCost, Value, ValueInfo, WeightId};
+use crate::{Cost, Linear, Op, StepCost, Value, ValueInfo, WeightId};
 
 /// A projection for each expert, all of one shape. Their weights stand one after another in
 /// [`Plan::weights`](crate::Plan::weights).
@@ -87,8 +87,7 @@ impl Meaning for ExpertLinearOp {
     }
 
     fn cost(&self, prices: &Prices<'_>) -> StepCost {
-        let ValueInfo { rows, width: top_k, .. } = prices.plan.value(self.ids);
-        prices.experts(rows, top_k, &[self.experts])
+        prices.experts(self.ids, &[self.experts])
     }
 
     fn definition(&self) -> Definition<'_> {
@@ -113,20 +112,25 @@ impl Shapes<'_> {
 }
 
 impl Prices<'_> {
-    /// Each row multiplies the matrices of `top_k` experts of each of `stacks`. Weights are read once where some row
-    /// chose their expert: of rows that choose evenly and on their own, as many as are expected of `rows`.
-    pub(crate) fn experts(&self, rows: Rows, top_k: usize, stacks: &[Experts]) -> StepCost {
+    /// Each row multiplies the matrices of those experts of each of `stacks` that `ids` names. Weights are read once where
+    /// some row chose their expert: of rows that choose evenly and on their own, as many as are expected of a step's;
+    /// and those of shared experts, which stand last in their stack.
+    pub(crate) fn experts(&self, ids: Value, stacks: &[Experts]) -> StepCost {
+        let ValueInfo { rows, width: slots, .. } = self.plan.value(ids);
+        let shared = self.plan.router_of(ids).map_or(0, |router| router.shared);
         let of_stack = |stack: &Experts| {
             let bytes: u64 = stack.weights().map(|weight| (self.weight_bytes)(weight)).sum();
             let elements: usize = self.plan.weight(stack.first).shape.iter().product();
-            (bytes, stack.count, 2 * (top_k * elements) as u64)
+            (bytes, stack.count, 2 * (slots * elements) as u64)
         };
         let stacks: Vec<_> = stacks.iter().map(of_stack).collect();
         StepCost::new(move |input| {
             let rows = rows.count(input.shape());
             stacks.iter().fold(Cost::default(), |sum, &(bytes, count, flops_per_row)| {
-                let missed = (1.0 - top_k as f64 / count as f64).powf(rows as f64);
-                let read = (bytes as f64 * (1.0 - missed)).round() as u64;
+                let routed = count - shared;
+                let missed = (1.0 - (slots - shared) as f64 / routed as f64).powf(rows as f64);
+                let experts_read = routed as f64 * (1.0 - missed) + if rows > 0 { shared as f64 } else { 0.0 };
+                let read = (bytes as f64 * experts_read / count as f64).round() as u64;
                 Cost { bytes: sum.bytes + read, flops: sum.flops + rows as u64 * flops_per_row }
             })
         })

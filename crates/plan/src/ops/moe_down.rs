@@ -53,8 +53,7 @@ impl Meaning for MoeDownOp {
     }
 
     fn cost(&self, prices: &Prices<'_>) -> StepCost {
-        let ValueInfo { rows, width: top_k, .. } = prices.plan.value(self.ids);
-        prices.experts(rows, top_k, &[self.down])
+        prices.experts(self.ids, &[self.down])
     }
 
     fn definition(&self) -> Definition<'_> {

@@ -54,9 +54,8 @@ impl Meaning for MoeGluOp {
     }
 
     fn cost(&self, prices: &Prices<'_>) -> StepCost {
-        let ValueInfo { rows, width: top_k, .. } = prices.plan.value(self.ids);
         let norm = (prices.weight_bytes)(self.norm.weight);
-        prices.experts(rows, top_k, &[self.gate, self.up]).and_bytes(norm)
+        prices.experts(self.ids, &[self.gate, self.up]).and_bytes(norm)
     }
 
     fn definition(&self) -> Definition<'_> {

@@ -39,7 +39,7 @@ impl Meaning for MoeRouteOp {
         shapes.router(&self.router, experts)?;
         for (what, value) in [("ids", self.ids), ("weights", self.weights)] {
             shapes.rows(what, value, shapes.plan.value(self.x).rows)?;
-            shapes.width_is(what, value, self.router.top_k)?;
+            shapes.width_is(what, value, self.router.slots())?;
         }
         Ok(())
     }

@@ -27,6 +27,21 @@ pub struct Router {
     pub weights: RouteWeights,
     /// What the weights are multiplied by at the end: `routed_scaling_factor`.
     pub scale: f32,
+    /// Experts behind those that the logits are of, `n_shared_experts`, which every row takes with a weight of 1: in the
+    /// slots behind those of the chosen ones.
+    pub shared: usize,
+}
+
+impl Router {
+    /// Experts of a row: the chosen ones, then the shared ones.
+    pub fn slots(&self) -> usize {
+        self.top_k + self.shared
+    }
+
+    /// The ids of the shared ones, where the logits are of `experts`.
+    fn shared_ids(&self, experts: usize) -> impl Iterator<Item = f64> + use<> {
+        (experts..experts + self.shared).map(|id| id as f64)
+    }
 }
 
 /// What the logits of experts become.
@@ -107,7 +122,7 @@ impl Meaning for RouteOp {
         shapes.router(&self.router, experts)?;
         for (what, value) in [("ids", self.ids), ("weights", self.weights)] {
             shapes.rows(what, value, rows)?;
-            shapes.width_is(what, value, self.router.top_k)?;
+            shapes.width_is(what, value, self.router.slots())?;
         }
         Ok(())
     }
@@ -159,15 +174,15 @@ impl Textbook for RouteOp {
         if let Some(choices) = env.choices {
             let logits = Bounded::zip(logits.clone(), choices.errors(logits, experts));
             let (bound, _) = route_bound(&logits, experts, &self.router, correction.as_deref());
-            let top_k = self.router.top_k;
+            let (top_k, slots) = (self.router.top_k, self.router.slots());
             for (row, logits) in logits.value.chunks_exact(experts).enumerate() {
-                let Some(chosen) = choices.of(self.ids, row, top_k) else { continue };
-                let places = row * top_k..(row + 1) * top_k;
+                let Some(chosen) = choices.of(self.ids, row, slots) else { continue };
+                let places = row * slots..(row + 1) * slots;
                 for (slot, place) in places.clone().enumerate() {
                     choices.compare((row, slot), chosen[slot], bound.value[place], bound.error[place] == 0.0);
                 }
-                weights[places.clone()].copy_from_slice(&weights_of(logits, &chosen, &self.router));
-                ids[places].copy_from_slice(&chosen);
+                weights[places][..top_k].copy_from_slice(&weights_of(logits, &chosen[..top_k], &self.router));
+                ids[row * slots..][..top_k].copy_from_slice(&chosen[..top_k]);
             }
         }
         env.set(self.ids, ids);
@@ -270,14 +285,14 @@ fn weights_of(logits: &[f64], ids: &[f64], router: &Router) -> Vec<f64> {
     weights(&chosen, router)
 }
 
-/// The experts of each row of `logits`, (rows, experts), and their weights: (rows, top_k) each.
+/// The experts of each row of `logits`, (rows, experts), and their weights: (rows, slots) each.
 fn route(logits: &[f64], experts: usize, router: &Router, correction: Option<&[f32]>) -> (Vec<f64>, Vec<f64>) {
     let (mut ids, mut all_weights) = (vec![], vec![]);
     for logits in logits.chunks_exact(experts) {
         let choice = Choice::new(logits, router, correction);
         let scores: Vec<f64> = choice.ids.iter().map(|&id| choice.scores[id]).collect();
-        all_weights.extend(weights(&scores, router));
-        ids.extend(choice.ids.into_iter().map(|id| id as f64));
+        all_weights.extend(weights(&scores, router).into_iter().chain(vec![1.0; router.shared]));
+        ids.extend(choice.ids.into_iter().map(|id| id as f64).chain(router.shared_ids(experts)));
     }
     (ids, all_weights)
 }
@@ -360,6 +375,8 @@ fn route_bound(logits: &Bounded, experts: usize, router: &Router, correction: Op
             id_error.push(if certain { 0.0 } else { f64::INFINITY });
             weight_error.push(if certain { own } else { f64::INFINITY });
         }
+        id_error.extend(vec![0.0; router.shared]);
+        weight_error.extend(vec![0.0; router.shared]);
     }
     (Bounded::zip(ids, id_error), Bounded::zip(all_weights, weight_error))
 }
@@ -375,6 +392,7 @@ mod tests {
         groups: None,
         weights: RouteWeights::Scores,
         scale: 1.0,
+        shared: 0,
     };
 
     fn ids(logits: &[f64], router: &Router, correction: Option<&[f32]>) -> Vec<f64> {
@@ -409,6 +427,29 @@ mod tests {
         assert_eq!(ids(&logits, &of_two, None), [2.0, 3.0]);
         let negative = [-5.0, -0.5, -3.0, -3.0, -4.0, -1.5];
         assert_eq!(ids(&negative, &largest, None), [1.0, 0.0]);
+    }
+
+    #[test]
+    fn shared_experts_come_last_whatever_the_logits_say() {
+        let router = Router { shared: 2, scale: 1.8, ..PLAIN };
+        let (ids, weights) = route(&[1.0, 3.0, 2.0, f64::NAN, 5.0, 4.0], 3, &router, None);
+        assert_eq!(ids, [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(
+            weights,
+            [
+                3.0 * f64::from(1.8f32),
+                2.0 * f64::from(1.8f32),
+                1.0,
+                1.0,
+                5.0 * f64::from(1.8f32),
+                4.0 * f64::from(1.8f32),
+                1.0,
+                1.0
+            ]
+        );
+        let unsure = route_bound(&Bounded::zip(vec![3.0, 2.9, 1.5], vec![0.4; 3]), 3, &router, None);
+        assert_eq!(unsure.0.error, [f64::INFINITY, f64::INFINITY, 0.0, 0.0]);
+        assert_eq!(unsure.1.error[2..], [0.0, 0.0]);
     }
 
     #[test]

@@ -12,10 +12,11 @@ mod norm_linear;
 mod restrict_outputs;
 mod rewrite;
 mod rope_kv_write;
+mod shared_slots;
 
 pub(crate) use rewrite::compact;
 
-use crate::{Plan, verify};
+use crate::{Plan, WeightId, verify};
 
 /// A pass of [`fuse`], by name. Passes are named after the op that they make; `moe` makes three.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +62,16 @@ pub fn restrict_outputs(plan: Plan) -> Plan {
     run(plan, restrict_outputs::run)
 }
 
-fn run(mut plan: Plan, pass: fn(&mut Plan)) -> Plan {
+/// Makes a shared expert one more of the routed ones, where its weights stand right behind theirs and `is_alike` says of each
+/// kind of projection that one kernel reads all of them: there is less to launch. Runs on textbook ops, before [`fuse`].
+///
+/// The row gets the sum of all experts added, and not the shared one's part and then the others' sum: the numbers are the
+/// same but for rounding.
+pub fn share_slots(plan: Plan, is_alike: impl Fn(&[WeightId]) -> bool) -> Plan {
+    run(plan, |plan| shared_slots::run(plan, &is_alike))
+}
+
+fn run(mut plan: Plan, pass: impl FnOnce(&mut Plan)) -> Plan {
     pass(&mut plan);
     compact(&mut plan);
     if let Err(error) = verify(&plan) {
@@ -221,6 +231,87 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
         assert_eq!(all.map(Op::name).collect::<Vec<_>>(), ["embed"], "{restricted}");
     }
 
+    /// One layer of experts and a shared one, with weights in this order.
+    fn with_shared_expert(shared_first: bool) -> Plan {
+        plan_of(|g, w| {
+            let names = ["gate", "up", "down"];
+            let linear = |name: &str| w.at("shared").linear(name, VOCAB, VOCAB, false);
+            let mut shared = vec![];
+            if shared_first {
+                shared = names.map(linear).into_iter().collect::<Result<_, _>>()?;
+            }
+            let mut stacks = vec![];
+            for name in names {
+                stacks.push(w.experts(|expert| format!("{expert}.{name}"), 4, [VOCAB; 2], false)?);
+                if !shared_first {
+                    shared.push(linear(name)?);
+                }
+            }
+            let x = g.embed(w.get("table", [VOCAB, VOCAB])?, VOCAB);
+            let h = g.rms_norm(x, w.norm("norm", VOCAB, 1e-6)?);
+            let (gate, up) = (g.linear(h, shared[0], VOCAB), g.linear(h, shared[1], VOCAB));
+            let units = g.glu(gate, up, Activation::Silu);
+            let of_shared = g.linear(units, shared[2], VOCAB);
+            let logits = g.linear(h, w.linear("router", 4, VOCAB, false)?, 4);
+            let router = Router {
+                top_k: 2,
+                scores: Scores::Sigmoid,
+                correction: None,
+                groups: None,
+                weights: RouteWeights::Normalised { eps: 0.0 },
+                scale: 1.8,
+                shared: 0,
+            };
+            let (ids, weights) = g.route(logits, router);
+            let (gate, up) = (g.expert_linear(h, ids, stacks[0], VOCAB), g.expert_linear(h, ids, stacks[1], VOCAB));
+            let units = g.glu(gate, up, Activation::Silu);
+            let down = g.expert_linear(units, ids, stacks[2], VOCAB);
+            let sum = g.combine(down, weights);
+            let x = g.add(x, of_shared);
+            let x = g.add(sum, x);
+            Ok(g.select_outputs(x))
+        })
+    }
+
+    #[test]
+    fn a_shared_expert_becomes_one_of_the_routed_ones_where_its_weights_stand_behind_theirs() {
+        let shared = share_slots(with_shared_expert(false), |weights| weights.len() == 5);
+        assert_eq!(op_names(&fuse(shared.clone())), ["embed", "moe_route", "moe_glu", "moe_down", "select_outputs"]);
+        let router =
+            shared.ops.iter().find_map(|op| if let Op::Route { router, .. } = op { Some(router) } else { None });
+        assert_eq!(router.map(|router| (router.top_k, router.shared)), Some((2, 1)));
+        // Nothing more is left to do.
+        assert_eq!(share_slots(shared.clone(), |_| true), shared);
+        // Weights that one kernel does not read, or that stand elsewhere.
+        for (plan, is_alike) in
+            [(with_shared_expert(false), false), (with_shared_expert(true), true), (mixture(), true)]
+        {
+            assert_eq!(share_slots(plan.clone(), |_| is_alike), plan);
+        }
+    }
+
+    #[test]
+    fn a_shared_expert_among_the_routed_ones_gives_the_same_numbers() {
+        use crate::reference::Interpreter;
+        use crate::{KvLayout, StepInput};
+        let plan = with_shared_expert(false);
+        let mut rng = testing::Rng::new(4);
+        let random = |weight: &crate::WeightInfo| {
+            let values: Vec<f32> = (0..weight.shape.iter().product()).map(|_| rng.normal()).collect();
+            tensor::Tensor::from_f32(tensor::WeightFormat::F32, weight.shape.clone(), &values).unwrap()
+        };
+        let weights: Vec<_> = plan.weights.iter().map(random).collect();
+        let kv = KvLayout { format: crate::KvFormat::F32, block_len: 4, num_blocks: 2 };
+        let mut step = StepInput::default();
+        step.push_sequence(&[3, 1, 2], 0, &[0]);
+        step.output_rows = vec![0, 1, 2];
+        let run =
+            |plan: Plan| Interpreter::new(std::sync::Arc::new(plan), weights.clone(), kv).unwrap().run(&step).unwrap();
+        let (expected, found) = (run(plan.clone()), run(share_slots(plan.clone(), |_| true)));
+        let largest = expected.iter().fold(0f64, |most, x| most.max(x.abs()));
+        assert!(expected.iter().zip(&found).all(|(a, b)| (a - b).abs() <= 1e-12 * largest), "{expected:?} {found:?}");
+    }
+
     #[test]
     fn experts_whose_row_others_read_stay_as_they_are() {
         let plan = plan_of(|g, w| {
@@ -234,6 +325,7 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
                 groups: None,
                 weights: RouteWeights::Scores,
                 scale: 1.0,
+                shared: 0,
             };
             let (ids, weights) = g.route(logits, router);
             let up = w.experts(|expert| format!("experts.{expert}"), 4, [VOCAB, VOCAB], false)?;
