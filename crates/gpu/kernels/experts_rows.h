@@ -6,7 +6,8 @@
 // Tiles     up to ROWS_OF_TILE rows of one expert, listed by route_rows: a launch is the same whatever is chosen.
 // Grid      route_rows: one group, whose SIMD groups choose for a row each; then a thread lists the rows of an expert. The others: a
 //           group a multiprocessor. Units of work are outputs (pairs of gate and up) tile by tile; a group takes its share of all, in
-//           rounds of one or two tiles, and its SIMD groups take their shares of a round.
+//           rounds of one or two tiles, and its SIMD groups take their shares of a round. Shares are equal in time: an output counts
+//           tile_cost + row_cost · rows of its tile.
 // Bytes     the weights of an expert once for ROWS_OF_TILE of its rows; of x those rows that a group needs, from the second cache.
 // Accuracy  as linear_stream.h.
 // Order     a lane adds the chunks of a piece as in linear_stream.h, then lanes by halves, then pieces; of short rows, lanes have chunks
@@ -32,6 +33,7 @@ struct ExpertRowsParams {
   i32 x_row, x_rows;           // bytes of a row of x in group memory; how many there is room for
   i32 plane, scales_at;        // bytes of a plane of a stage; where its scales begin
   i32 lanes, y_stride;         // lanes for an output of short rows; y_stride: numbers from pair to pair
+  i32 tile_cost, row_cost;
 };
 
 #ifdef HAS_BULK_COPIES
@@ -43,7 +45,7 @@ struct RouteRowsGroup {
 
 template <i32 J> FN void route_rows(CONST RouteRowsParams& p, GROUP RouteRowsGroup& g, Lane t) {
   CONST RouteParams& r = p.route;
-  const i32 own = t.simd * SIMD + t.lane, slots = r.router.top_k;
+  const i32 own = t.simd * SIMD + t.lane, slots = route_slots(r.router);
   if (own < ROUTE_PAIRS_MAX) g.expert[own] = -1;
   group_barrier();
   wait_for_previous();
@@ -98,6 +100,7 @@ struct TileRows { i32 expert, first, count, place; };
 struct ExpertRowsGroup {
   LinearStreamGroup stream;
   TileRows round[2];
+  i32 share[2];                  // of the group: its first unit, and the one behind its last
   i32 pair[ROUTE_PAIRS_MAX];     // in the order of experts
   u32 tile[ROWS_TILES_MAX];      // expert, and from bit 16 the first of its rows
   unsigned char rows[ROWS_TILES_MAX];
@@ -352,6 +355,31 @@ FN void rows_stage(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Tile
   }
 }
 
+// What an output of a tile costs.
+FN i32 rows_cost(CONST ExpertRowsParams& e, i32 rows) { return e.tile_cost + e.row_cost * rows; }
+
+// The share of this group: whoever has the tile in which it begins or ends says so. `first_row` and `own_rows` are of tile `thread`.
+FN void rows_shares(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& g, i32 tiles, i32 first_row, i32 own_rows, Lane t) {
+  CONST LinearStreamParams& p = e.linear;
+  const i32 thread = t.simd * SIMD + t.lane, n = p.segments[0].n, last = mini(tiles, ROWS_TILES_MAX) - 1;
+  const i32 rows = last < 0 ? 0 : i32(g.tile[last] >> 16) + g.rows[last];
+  // Products fit 32 bits: `src/kernels/experts_rows.rs` sees to it.
+  const u32 all = u32(e.tile_cost * tiles + e.row_cost * rows) * u32(n), cost = u32(rows_cost(e, own_rows));
+  const u32 from = u32(e.tile_cost * thread + e.row_cost * first_row) * u32(n), to = from + cost * u32(n);
+  UNROLL for (i32 i = 0; i < 2; i++) {
+    const u32 at = u32(t.gx + i) * all / u32(p.groups);
+    if (thread < tiles && at >= from && at < to) g.share[i] = thread * n + i32((at - from) / cost);
+    if (thread == 0 && at == all) g.share[i] = tiles * n;
+  }
+}
+
+// Where the share of a SIMD group begins among `len` outputs, `of_a` of tile `a` and the others of `b`.
+FN i32 rows_simd_share(CONST ExpertRowsParams& e, TileRows a, TileRows b, i32 of_a, i32 len, i32 simd) {
+  const i32 cost_a = rows_cost(e, a.count), cost_b = rows_cost(e, b.count), all_a = of_a * cost_a;
+  const i32 at = simd * (all_a + (len - of_a) * cost_b) / STREAM_SIMDS;
+  return at < all_a ? at / cost_a : of_a + (at - all_a) / cost_b;
+}
+
 template <class W, StreamKind KIND>
 FN void expert_rows(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Lane t) {
   CONST LinearStreamParams& p = e.linear;
@@ -366,17 +394,21 @@ FN void expert_rows(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Lan
   RowsPlace at_place = {0, 0};
   wait_for_previous();
   // All lists at once, whatever of them this group needs: what is read one after the other is waited for one after the other.
+  const i32 tiles = e.num_tiles[0];
+  i32 first_row = 0, own_rows = 0;
   if (thread < e.tiles_max) {
     const u32x4 tile = e.tiles[thread];
+    first_row = i32(tile.y);
+    own_rows = mini(e.tile_rows, i32(tile.z - tile.y));
     whole.tile[thread] = tile.x | tile.y << 16;
-    whole.rows[thread] = (unsigned char)mini(e.tile_rows, i32(tile.z - tile.y));
+    whole.rows[thread] = (unsigned char)own_rows;
   }
   if (thread < e.pairs_max) whole.pair[thread] = e.pairs[thread];
-  // Products fit 32 bits: `src/kernels/experts_rows.rs` sees to it.
-  const u32 units = u32(e.num_tiles[0]) * u32(n);
-  i32 unit = i32(u32(t.gx) * units / u32(p.groups));
-  const i32 end = i32(u32(t.gx + 1) * units / u32(p.groups));
   group_barrier();
+  rows_shares(e, whole, tiles, first_row, own_rows, t);
+  group_barrier();
+  i32 unit = whole.share[0];
+  const i32 end = whole.share[1];
   while (unit < end) {
     const i32 tile = unit / n;
     i32 until = mini(end, (tile + 1) * n);
@@ -392,9 +424,9 @@ FN void expert_rows(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Lan
     }
     group_barrier();
     // The share of the SIMD group, from the beginning of the first tile on.
-    const i32 begin = unit - tile * n, len = until - unit;
-    i32 own = begin + t.simd * len / STREAM_SIMDS;
-    const i32 own_end = begin + (t.simd + 1) * len / STREAM_SIMDS;
+    const i32 begin = unit - tile * n, len = until - unit, of_a = mini(len, n - begin);
+    i32 own = begin + rows_simd_share(e, a, b, of_a, len, t.simd);
+    const i32 own_end = begin + rows_simd_share(e, a, b, of_a, len, t.simd + 1);
     next.unit = own;
     for (i32 i = 0; i < p.stages; i++) rows_ask<W, KIND>(e, whole, next, size, slots, own_end, t);
     if (KIND == STREAM_EXPERT_GLU) rows_stage_normed<W>(e, whole, a, b, t);

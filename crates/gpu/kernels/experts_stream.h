@@ -28,7 +28,7 @@ struct ExpertStreamParams {
   Ptr<f32x4> old_ids;               // expert_down: the messages of the layer before
   Ptr<f32> ids_out;
   Ptr<f32> weights_out;
-  i32 slots, experts;
+  i32 slots, experts;               // experts: of the stack, with those that are shared
   i32 stride, bias_stride;          // from expert to expert, in 16 bytes and in numbers
   i32 x_slot, parts_at;             // expert_down: bytes of a slot of x in group memory, and where its sums lie there
 };
@@ -93,7 +93,7 @@ template <i32 N> FN void router_row(CONST ExpertStreamParams& e, THREAD f32x4 (&
   UNROLL for (i32 j = 0; j < N; j++) {
     const i32 i = thread + j * STREAM_THREADS;
     row[j].x = row[j].y = row[j].z = row[j].w = 0.f;
-    if (i < vectors && expert < e.experts) {
+    if (i < vectors && expert < e.router.experts) {
       if (given(e.router_bf16)) {
         const f32x2 four = e.router_bf16[i64(expert) * vectors + i];
         const f32x2 a = bf16x2_to_f32(f32_to_bits(four.x)), b = bf16x2_to_f32(f32_to_bits(four.y));
@@ -119,8 +119,8 @@ FN void router_logits(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& g, i
   for (;;) {
     all = look(e.logits, lane);
     const u32 none = ~0u;
-    const bool late = (lane < e.experts && f32_to_bits(all.x) == none) || (SIMD + lane < e.experts && f32_to_bits(all.y) == none) ||
-                      (2 * SIMD + lane < e.experts && f32_to_bits(all.z) == none) || (3 * SIMD + lane < e.experts && f32_to_bits(all.w) == none);
+    const bool late = (lane < e.router.experts && f32_to_bits(all.x) == none) || (SIMD + lane < e.router.experts && f32_to_bits(all.y) == none) ||
+                      (2 * SIMD + lane < e.router.experts && f32_to_bits(all.z) == none) || (3 * SIMD + lane < e.router.experts && f32_to_bits(all.w) == none);
     if (!any_lane(late)) break;
   }
   const f32 logit[4] = {all.x, all.y, all.z, all.w};
@@ -128,7 +128,7 @@ FN void router_logits(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& g, i
     const i32 expert = j * SIMD + lane;
     const f32 score = e.router.scores == SCORES_SIGMOID ? 1.f / (1.f + exp32(-logit[j])) : logit[j];
     g.logit[expert] = logit[j];
-    g.key[expert] = expert < e.experts ? route_key(score + (given(e.router.correction) ? e.router.correction[expert] : 0.f)) : 0;
+    g.key[expert] = expert < e.router.experts ? route_key(score + (given(e.router.correction) ? e.router.correction[expert] : 0.f)) : 0;
   }
 }
 
@@ -144,7 +144,8 @@ FN void router_choose(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& g, L
   }
   ahead += shuffle(ahead, t.lane ^ 1);
   ahead += shuffle(ahead, t.lane ^ 2);
-  if (thread % 4 == 0 && expert < e.experts && ahead < e.slots) g.stream.expert[ahead] = expert;
+  if (thread % 4 == 0 && expert < e.router.experts && ahead < e.router.top_k) g.stream.expert[ahead] = expert;
+  if (thread >= e.router.top_k && thread < e.slots) g.stream.expert[thread] = route_shared_id(e.router, thread);
 }
 
 // The weights of the chosen: a lane has that of its slot.
@@ -156,7 +157,7 @@ FN f32 router_weight(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& g, i3
   UNROLL for (i32 j = 0; j < 4; j++) g.logit[j * SIMD + lane] = score[j];
   simd_barrier();
   RouteSlot slot;
-  slot.id = lane < e.slots ? g.stream.expert[lane] : 0;
+  slot.id = lane < e.router.top_k ? g.stream.expert[lane] : 0;
   slot.weight = g.logit[slot.id];
   return route_weigh(e.router, slot, lane).weight;
 }
@@ -211,7 +212,7 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& 
     if (t.simd == 0) {
       const f32 sum = sum_lanes<STREAM_SIMDS>(whole.dot[t.lane % STREAM_SIMDS]);
       const i32 expert = t.gx;
-      if (t.lane == 0 && expert < e.experts) {
+      if (t.lane == 0 && expert < e.router.experts) {
         f32 logit = sum * factor;
         if (given(e.router_bias)) logit += e.router_bias[expert];
         send(e.logit, expert % SIMD * 4 + expert / SIMD, logit);

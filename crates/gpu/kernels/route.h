@@ -1,7 +1,7 @@
 // route: the experts of each row, by their logits, and how much each of them counts. router_logits: their logits.
 //
-// Shapes    logits (rows, experts), f32; ids (whole numbers) and weights (rows, top_k), f32.
-// Grid      (1, rows); a SIMD group a row. A lane has the experts e ≡ lane (mod 32); up to 512 experts, 32 of them chosen, 32 groups
+// Shapes    logits (rows, experts), f32; ids (whole numbers) and weights (rows, top_k + shared), f32.
+// Grid      (1, rows); a SIMD group a row. A lane has the experts e ≡ lane (mod 32); up to 512 experts, 32 of them in slots, 32 groups
 //           of experts.
 // Order     of equal scores the lowest id is ahead; a NaN is below every number.
 struct RouterParams {
@@ -9,7 +9,8 @@ struct RouterParams {
   i32 experts, top_k;
   i32 scores, weighing;       // `RouteScores`, `RouteWeighing`
   i32 groups, chosen_groups;  // 0 groups: all experts take part
-  i32 sum_of_two, padding;    // of a group's scores, or its largest
+  i32 sum_of_two;             // of a group's scores, or its largest
+  i32 shared;                 // experts behind the others, in the last slots of each row, with a weight of 1
   f32 eps, scale;
 };
 struct RouteParams {
@@ -120,7 +121,13 @@ template <i32 J> FN void route_groups(CONST RouterParams& r, THREAD u32 (&key)[J
 // An expert, and its weight: lane s has those of slot s.
 struct RouteSlot { i32 id; f32 weight; };
 
-// The weights of slots that have scores.
+// Slots of a row.
+FN i32 route_slots(CONST RouterParams& r) { return r.top_k + r.shared; }
+
+// The id in a slot of a shared expert.
+FN i32 route_shared_id(CONST RouterParams& r, i32 slot) { return r.experts + slot - r.top_k; }
+
+// The weights of slots that have scores, and all of the slots behind them.
 FN RouteSlot route_weigh(CONST RouterParams& r, RouteSlot slot, i32 lane) {
   const bool in = lane < r.top_k;
   if (r.weighing == WEIGHTS_NORMALISED) slot.weight /= sum_lanes<SIMD>(in ? slot.weight : 0.f) + r.eps;
@@ -130,6 +137,10 @@ FN RouteSlot route_weigh(CONST RouterParams& r, RouteSlot slot, i32 lane) {
     slot.weight /= sum_lanes<SIMD>(slot.weight);
   }
   slot.weight *= r.scale;
+  if (!in) {
+    slot.id = route_shared_id(r, lane);
+    slot.weight = 1.f;
+  }
   return slot;
 }
 
@@ -166,7 +177,7 @@ template <i32 J> FN RouteSlot route_row(CONST RouteParams& p, i32 row, i32 lane)
     score[j] = expert < p.router.experts ? p.logits[i64(row) * p.logits_stride + expert] : 0.f;
   }
   const RouteSlot slot = route_choose<J>(p.router, score, lane);
-  if (lane < p.router.top_k) {
+  if (lane < route_slots(p.router)) {
     p.ids[i64(row) * p.ids_stride + lane] = f32(slot.id);
     p.weights[i64(row) * p.weights_stride + lane] = slot.weight;
   }

@@ -476,7 +476,8 @@ impl Backend for GpuBackend {
             | Op::Combine { .. }
             | Op::GateRows { .. } => true,
             Op::Route { router, .. } | Op::MoeRoute { router, .. } => {
-                router.top_k <= route::TOP_K_MAX && router.groups.is_none_or(|groups| groups.count <= route::GROUPS_MAX)
+                router.slots() <= route::SLOTS_MAX
+                    && router.groups.is_none_or(|groups| groups.count <= route::GROUPS_MAX)
             }
             // One kernel reads all experts of a stack, at equal distances, and gate and up together.
             Op::ExpertLinear { experts, .. } | Op::HeadLinear { heads: experts, .. } => {

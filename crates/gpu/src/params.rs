@@ -231,7 +231,7 @@ params! {
         groups: i32,
         chosen_groups: i32,
         sum_of_two: i32,
-        padding: i32,
+        shared: i32,
         eps: f32,
         scale: f32,
     }
@@ -280,6 +280,8 @@ params! {
         scales_at: i32,
         lanes: i32,
         y_stride: i32,
+        tile_cost: i32,
+        row_cost: i32,
     }
 
     /// `route.h`

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use plan::{AnyShape, KvFormat, KvLayout, Plan, StepShape, fuse, hidden_states, restrict_outputs};
+use plan::{AnyShape, KvFormat, KvLayout, Plan, StepShape, fuse, hidden_states, restrict_outputs, share_slots};
 use serde_json::{Value, json};
 
 use crate::executable::counters_len;
@@ -290,7 +290,8 @@ fn lines() -> (String, BTreeMap<String, String>) {
     for (target_name, target) in targets() {
         for (model_name, config) in models() {
             let textbook = models::build_plan(&config, &AnyShape).expect("a configuration");
-            let fused = fuse(restrict_outputs(textbook.clone()));
+            // All matrices are in one format.
+            let fused = fuse(share_slots(restrict_outputs(textbook.clone()), |_| true));
             let name = |what: &str| format!("{target_name} {model_name} {what}");
             for format in DeviceFormat::ALL {
                 let loaded = Loaded::new(target, &fused, &all_in(format), kv(KvFormat::F16));

@@ -149,6 +149,8 @@ fn every_router_chooses_as_the_reference() {
         (Router { scores: Scores::Sigmoid, weights: RouteWeights::Normalised { eps: 1e-20 }, ..SOFTMAX }, true),
         (Router { scores: Scores::Sigmoid, groups: grouped(4, 2, GroupScore::SumOfTwo), top_k: 3, ..SOFTMAX }, true),
         (Router { groups: grouped(3, 1, GroupScore::Largest), scale: 16.0, ..SOFTMAX }, false),
+        (Router { scores: Scores::Sigmoid, shared: 1, scale: 1.8, ..SOFTMAX }, true),
+        (Router { top_k: 3, shared: 2, ..SOFTMAX }, false),
     ];
     for (index, (router, correction)) in routers.into_iter().enumerate() {
         // In one register of a lane, in several, and more than the smaller kernel takes.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use plan::reference::{Choices, Chosen, Interpreter};
-use plan::{BlockCopy, Kind, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs};
+use plan::{BlockCopy, Kind, KvLayout, Plan, StepInput, StepShape, fuse, restrict_outputs, share_slots};
 use tensor::{Tensor, WeightFormat};
 use testing::{BlockPool, Rng, Sequence, tiny_model, tiny_plan};
 
@@ -34,7 +34,11 @@ fn seed_of(part: Part) -> u64 {
 fn plans_of(textbook: &Plan, part: Part) -> Vec<Arc<Plan>> {
     let fused = Arc::new(fuse(textbook.clone()));
     match part {
-        Part::Models => vec![fused, Arc::new(fuse(restrict_outputs(textbook.clone())))],
+        Part::Models => {
+            // All matrices of these models are in one format.
+            let shared = share_slots(restrict_outputs(textbook.clone()), |_| true);
+            vec![fused, Arc::new(fuse(shared))]
+        }
         _ => vec![fused],
     }
 }

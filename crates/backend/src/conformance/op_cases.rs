@@ -222,23 +222,27 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
     for (index, &k) in mixture_widths.iter().enumerate() {
         let turn = index + format.block_bytes();
         for (n, mixture) in [(3, MIXTURES[turn % MIXTURES.len()]), (33, MIXTURES[(turn + 1) % MIXTURES.len()])] {
-            let (Mixture { experts, top_k, router, bias }, inner) =
+            let (Mixture { experts, router, bias }, inner) =
                 (mixture, in_widths[0].max(7).next_multiple_of(format.block_len()));
             push(
-                format!("{top_k} of {experts} experts {k} to {n}, bias {bias}, {router:?}"),
+                format!("{} of {experts} experts {k} to {n}, bias {bias}, {router:?}", router.slots()),
                 SHORT,
                 Arc::new(move |g, w| {
                     let logits = input(g, w, "logits", n, experts)?;
                     let x = input(g, w, "x", n, k)?;
                     let (ids, weights) = g.route(logits, mixture.router(w, experts)?);
-                    let stack = w.experts(|expert| format!("experts.{expert}"), experts, [n, k], bias)?;
+                    let stack =
+                        w.experts(|expert| format!("experts.{expert}"), experts + router.shared, [n, k], bias)?;
                     let y = g.expert_linear(x, ids, stack, n);
                     let y = g.combine(y, weights);
                     Ok(g.select_outputs(y))
                 }),
             );
             push(
-                format!("mixture of {top_k} of {experts} experts of {k} by {inner} by {n}, bias {bias}, {router:?}"),
+                format!(
+                    "mixture of {} of {experts} experts of {k} by {inner} by {n}, bias {bias}, {router:?}",
+                    router.slots()
+                ),
                 if index == 0 && k <= 64 { TALL } else { SHORT },
                 Arc::new(move |g, w| {
                     // Decided by exact logits: a choice within the noise of others has no bound.
@@ -248,7 +252,8 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
                     let residual = input(g, w, "residual", n, n)?;
                     let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
                     let stack = |name: &'static str, shape| {
-                        w.experts(move |expert| format!("experts.{expert}.{name}"), experts, shape, bias)
+                        let name = move |expert| format!("experts.{expert}.{name}");
+                        w.experts(name, experts + router.shared, shape, bias)
                     };
                     let gate = g.expert_linear(h, ids, stack("gate_proj", [inner, k])?, inner);
                     let up = g.expert_linear(h, ids, stack("up_proj", [inner, k])?, inner);
@@ -263,13 +268,14 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
                 format!("norm of {k}, then router of {experts} experts, bias {bias}, {router:?}"),
                 SHORT,
                 Arc::new(move |g, w| {
-                    let x = input(g, w, "x", top_k, k)?;
+                    let x = input(g, w, "x", router.slots(), k)?;
                     let h = g.rms_norm(x, w.norm("norm", k, EPS)?);
                     let logits = g.linear(h, w.linear("gate", experts, k, bias)?, experts);
                     let (ids, weights) = g.route(logits, mixture.router(w, experts)?);
                     // Ids are read as well: the expert's bias tells them.
-                    let stack = w.experts(|expert| format!("input_experts.{expert}"), experts, [1, 1], true)?;
-                    let one = input(g, w, "one", top_k, 1)?;
+                    let stack =
+                        w.experts(|expert| format!("input_experts.{expert}"), experts + router.shared, [1, 1], true)?;
+                    let one = input(g, w, "one", router.slots(), 1)?;
                     let named = g.expert_linear(one, ids, stack, 1);
                     let y = g.add(named, weights);
                     Ok(g.select_outputs(y))
@@ -511,7 +517,6 @@ const LATENT_HEADS: [(usize, usize, usize); 8] =
 #[derive(Clone, Copy)]
 struct Mixture {
     experts: usize,
-    top_k: usize,
     router: Router,
     bias: bool,
 }
@@ -524,7 +529,7 @@ impl Mixture {
     }
 }
 
-/// One expert of one; all of them; few of many; scores of each kind, and groups of each kind.
+/// One expert of one; all of them; few of many; scores of each kind, and groups of each kind; with shared ones and without.
 const MIXTURES: [Mixture; 6] = {
     const PLAIN: Router = Router {
         top_k: 1,
@@ -533,13 +538,14 @@ const MIXTURES: [Mixture; 6] = {
         groups: None,
         weights: RouteWeights::Scores,
         scale: 1.0,
+        shared: 0,
     };
     const NORMALISED: RouteWeights = RouteWeights::Normalised { eps: 1e-20 };
     const fn groups(count: usize, chosen: usize, score: GroupScore) -> Option<ExpertGroups> {
         Some(ExpertGroups { count, chosen, score })
     }
     const fn of(experts: usize, router: Router, bias: bool) -> Mixture {
-        Mixture { experts, top_k: router.top_k, router, bias }
+        Mixture { experts, router, bias }
     }
     const LARGEST: Option<ExpertGroups> = groups(4, 2, GroupScore::Largest);
     const SUMS: Option<ExpertGroups> = groups(5, 2, GroupScore::SumOfTwo);
@@ -549,10 +555,18 @@ const MIXTURES: [Mixture; 6] = {
         of(9, Router { top_k: 2, scores: Scores::Logits, weights: RouteWeights::Softmax, ..PLAIN }, true),
         of(
             20,
-            Router { top_k: 3, scores: Scores::Sigmoid, weights: NORMALISED, groups: SUMS, scale: 1.8, ..PLAIN },
+            Router {
+                top_k: 3,
+                scores: Scores::Sigmoid,
+                weights: NORMALISED,
+                groups: SUMS,
+                scale: 1.8,
+                shared: 1,
+                ..PLAIN
+            },
             false,
         ),
-        of(8, Router { top_k: 3, groups: LARGEST, scale: 2.5, ..PLAIN }, true),
+        of(8, Router { top_k: 3, groups: LARGEST, scale: 2.5, shared: 2, ..PLAIN }, true),
         of(40, Router { top_k: 8, weights: NORMALISED, ..PLAIN }, false),
     ]
 };

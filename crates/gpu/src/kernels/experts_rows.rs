@@ -32,8 +32,8 @@ const SHARE: usize = 99;
 /// Rows up to which a step streams weights, where there are as many experts as pairs of rows and experts.
 const STEP_ROWS_MAX: usize = 16;
 
-/// Experts for each pair from which streams are faster than a gemm by experts, measured on an H100.
-const EXPERTS_OF_PAIR: usize = 2;
+/// What an output of a tile costs, and each of the tile's rows beside it.
+const COSTS: [usize; 2] = [1, 1];
 
 /// How group memory is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +64,16 @@ pub(crate) fn may_be(target: &Target, of: Routed) -> bool {
         && of.experts <= route::EXPERTS_MAX
 }
 
-/// Whether streams are faster than a gemm by experts. Numbers of E2M1 take more instructions than a stream has time for.
+/// Whether streams are faster than a gemm by experts, as measured on an H200: a stream multiplies every pair for itself, and
+/// a gemm takes all weights through matrix instructions, however few rows an expert has. Codes of four bits whose values lie
+/// at equal distances take the fewest instructions for a byte, floats the most.
 fn is_faster(of: Routed, format: DeviceFormat) -> bool {
-    let is_e2m1 = matches!(format, DeviceFormat::MXFP4 | DeviceFormat::NVFP4);
-    of.pairs() * EXPERTS_OF_PAIR <= of.experts && !is_e2m1
+    let quarters = match format {
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 => 4,
+        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 2,
+        _ => 3,
+    };
+    of.pairs() * 4 <= of.experts * quarters
 }
 
 /// Whether the kernels take a stack, and the one of up projections: whole blocks, at the same distances, and places that fit
@@ -81,7 +87,8 @@ fn is_in_bounds(target: &Target, of: Routed, stack: &DeviceExperts, up: Option<&
             && (up.biases.bytes == 0) == (stack.biases.bytes == 0)
             && up.bias_stride == stack.bias_stride
     });
-    let units = (of.tiles_max(TILE_ROWS) * n) as u64 * (target.multiprocessors as u64 + 1);
+    let cost = COSTS[0] * of.tiles_max(TILE_ROWS) + COSTS[1] * of.pairs();
+    let units = (cost * n) as u64 * (target.multiprocessors as u64 + 1);
     let places = (of.pairs() * n).max(stack.count * stack.bias_stride as usize / size_of::<f32>());
     format != DeviceFormat::F32
         && k.is_multiple_of(block)
@@ -187,6 +194,8 @@ pub(crate) fn launch(
         scales_at: index(variant.scales_at),
         lanes: index(variant.lanes),
         y_stride: index(y_stride),
+        tile_cost: index(COSTS[0]),
+        row_cost: index(COSTS[1]),
         x_row: index(variant.x_row),
         x_rows: index(variant.x_rows),
         ..ExpertRowsParams::default()
@@ -236,8 +245,9 @@ mod tests {
         let of = |rows, slots, experts| Routed { rows, slots, experts };
         assert!([2, 8, 16].into_iter().all(|rows| may_be(&H200, of(rows, 8, 128))));
         assert!(!may_be(&H200, of(1, 8, 128)) && !may_be(&H200, of(17, 4, 128)) && !may_be(&H200, of(8, 2, 8)));
-        assert!(is_faster(of(8, 8, 128), DeviceFormat::Q4_0) && !is_faster(of(9, 8, 128), DeviceFormat::Q4_0));
-        assert!(!is_faster(of(2, 4, 32), DeviceFormat::MXFP4));
+        let most = |format| (2..=64).take_while(|&rows| is_faster(of(rows, 8, 128), format)).last();
+        let formats = [DeviceFormat::Q4_0, DeviceFormat::MXFP4, DeviceFormat::Q8_0, DeviceFormat::BF16];
+        assert_eq!(formats.map(most), [Some(16), Some(12), Some(12), Some(8)]);
         assert!(!may_be(&Target { batch_invariant: true, ..H200 }, of(8, 8, 128)));
         assert!(!may_be(&Target { bulk_copies: false, ..H200 }, of(8, 8, 128)));
     }

@@ -141,7 +141,7 @@ pub(crate) fn can_route(site: &Site<'_>, gate: Linear, router: &Router) -> bool 
         && is_plain
         && weight.row_len.is_multiple_of(8)
         && weight.rows <= ROUTED_EXPERTS_MAX.min(site.target.multiprocessors)
-        && router.top_k <= SLOTS_MAX
+        && router.slots() <= SLOTS_MAX
         && router.groups.is_none()
         // Experts are ordered by logits, as their scores are.
         && (router.scores != Scores::Softmax || router.correction.is_none())

@@ -7,9 +7,9 @@ use crate::params::{RouteParams, RouterLogitsParams, RouterParams};
 use crate::site::{DeviceRows, Site, index};
 use crate::weights::DeviceFormat;
 
-/// As in `kernels/route.h`: experts, and how many of them are chosen; groups of experts.
+/// As in `kernels/route.h`: experts, and how many of them a row has; groups of experts.
 pub(crate) const EXPERTS_MAX: usize = 512;
-pub(crate) const TOP_K_MAX: usize = 32;
+pub(crate) const SLOTS_MAX: usize = 32;
 pub(crate) const GROUPS_MAX: usize = 32;
 
 /// Threads of a group of `route`.
@@ -90,7 +90,7 @@ pub(crate) fn router(site: &Site<'_>, router: &Router, experts: usize) -> Router
         groups: router.groups.map_or(0, |groups| index(groups.count)),
         chosen_groups: router.groups.map_or(0, |groups| index(groups.chosen)),
         sum_of_two: i32::from(router.groups.is_some_and(|groups| groups.score == GroupScore::SumOfTwo)),
-        padding: 0,
+        shared: index(router.shared),
         eps,
         scale: router.scale,
     }
