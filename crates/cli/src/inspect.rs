@@ -13,7 +13,7 @@ use tensor::WeightFormat;
 
 use crate::expert_names::of_any_expert;
 use crate::load::find;
-use crate::load::plan::plan_of;
+use crate::load::plan::{optimised, plan_of};
 use crate::packing::folder::weight_bytes;
 use crate::packing::receipt::receipt_of;
 use crate::{output, units};
@@ -50,7 +50,10 @@ pub(crate) fn inspect(args: &InspectArgs) -> Result<()> {
     // A model that cannot run can still be looked at.
     let plan = plan_of(&checkpoint);
     if args.ops {
-        output::stdout(&plan::fuse(plan::restrict_outputs(plan?)).to_string())?;
+        let plan = plan?;
+        let known: HashMap<_, _> = checkpoint.tensor_infos().map(|info| (info.name, info.format)).collect();
+        let formats: Option<Vec<_>> = plan.weights.iter().map(|weight| *known.get(&weight.name)?).collect();
+        output::stdout(&optimised(plan, &formats.unwrap_or_default(), &[]).to_string())?;
         return Ok(());
     }
     let mut tensors: Vec<_> = checkpoint.tensor_infos().collect();

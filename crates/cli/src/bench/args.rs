@@ -11,6 +11,7 @@ use super::record::RecordArgs;
 use super::report::Row;
 use crate::load::args::{GpuArgs, KvType, parse_isa};
 use crate::load::device::{self, AUTO, DeviceSettings};
+use crate::load::plan::SHARED_SLOT;
 use crate::load::sizes::{self, CacheSettings};
 use crate::model::settings::ModelSettings;
 
@@ -385,7 +386,7 @@ pub(super) enum LeftOut {
 
 /// `fusion=norm_glu`, `fusion=all` or `recording`.
 fn parse_without(text: &str) -> Result<LeftOut, String> {
-    let names = || plan::FUSIONS.iter().map(|fusion| fusion.name);
+    let names = || plan::FUSIONS.iter().map(|fusion| fusion.name).chain([SHARED_SLOT]);
     let expected = || {
         let names = names().collect::<Vec<_>>().join(", ");
         format!("expected recording, or fusion=OP with one of all, {names}")

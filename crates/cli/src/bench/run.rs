@@ -16,6 +16,7 @@ use super::shapes::{self, MatrixFormats, Random};
 use crate::builtin;
 use crate::load::facts::{KV_BLOCK_LEN, kv_format_of, main_format};
 use crate::load::fits::check_fits;
+use crate::load::plan::optimised;
 use crate::load::{device, find};
 use crate::model::load_weights;
 use crate::model::settings::ModelSettings;
@@ -63,7 +64,7 @@ impl<'a> Source<'a> {
     pub(crate) fn new(args: &'a TargetArgs) -> Result<Self> {
         let Some(name) = &args.shape else { return Ok(Self::Checkpoint(args.model.as_deref())) };
         let formats = MatrixFormats::named(args.format.as_deref().unwrap_or("q8_0"))?;
-        let textbook = Box::new(plan::restrict_outputs(shapes::plan_of(name)?));
+        let textbook = Box::new(shapes::plan_of(name)?);
         let memory_bytes = device::backend(&args.device_settings(None))?.device().memory_bytes;
         let weights = shapes::random_weights(&textbook, formats, memory_bytes)?;
         Ok(Self::Random { name, formats, textbook, weights })
@@ -79,7 +80,8 @@ impl<'a> Source<'a> {
                 Ok(Parts { plan: Arc::new(plan), backend, weights })
             }
             Self::Random { textbook, weights, .. } => {
-                let plan = Arc::new(plan::fuse_without((**textbook).clone(), &settings.without_fusions));
+                let formats: Vec<_> = weights.iter().map(Tensor::format).collect();
+                let plan = Arc::new(optimised((**textbook).clone(), &formats, &settings.without_fusions));
                 Ok(Parts { plan, backend: device::backend(&settings.device)?, weights: weights.clone() })
             }
         }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use anyhow::{Result, bail};
 use formats::Checkpoint;
-use plan::{Plan, WeightSource};
+use plan::{Plan, WeightId, WeightSource};
+use tensor::WeightFormat;
 
 /// What the model files ask a checkpoint.
 struct Headers<'a> {
@@ -64,6 +65,26 @@ pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
         );
     }
     Ok(plan)
+}
+
+/// What flags call the pass [`plan::share_slots`].
+pub(crate) const SHARED_SLOT: &str = "shared_slot";
+
+/// The plan that computes what `textbook` means, of weights in these formats, in their order: without the passes whose names
+/// `left_out` has.
+pub(crate) fn optimised(textbook: Plan, formats: &[WeightFormat], left_out: &[&str]) -> Plan {
+    plan::fuse_without(with_shared_slots(plan::restrict_outputs(textbook), formats, left_out), left_out)
+}
+
+/// The same in textbook ops, where shared experts are among the routed ones if these are all in one format.
+pub(crate) fn with_shared_slots(textbook: Plan, formats: &[WeightFormat], left_out: &[&str]) -> Plan {
+    if left_out.contains(&SHARED_SLOT) {
+        return textbook;
+    }
+    plan::share_slots(textbook, |weights| {
+        let format = |weight: &WeightId| formats.get(weight.index());
+        weights.iter().all(|weight| format(weight).is_some() && format(weight) == format(&weights[0]))
+    })
 }
 
 /// Whether a tensor can be read and is nothing but zeros.

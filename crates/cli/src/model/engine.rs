@@ -19,7 +19,7 @@ use crate::files;
 use crate::load::facts::main_format;
 use crate::load::neighbours::DeviceShare;
 use crate::load::place::{PlacedModel, place};
-use crate::load::plan::plan_of;
+use crate::load::plan::{optimised, plan_of};
 use crate::load::rope::RopeSettings;
 use crate::load::sizes::{DeviceRegion, EngineSizes};
 use crate::load::text::{ChatTemplates, load_tokenizer};
@@ -191,16 +191,17 @@ fn plan_and_weights(
     if settings.quant.is_none() {
         checkpoint.sort_features();
     }
-    let plan = plan::fuse_without(plan::restrict_outputs(plan_of(checkpoint)?), &settings.without_fusions);
-    if let Some(mix) = settings.quant {
+    let textbook = plan_of(checkpoint)?;
+    let weights = if let Some(mix) = settings.quant {
         // What is quantised anew is made of plain numbers.
         checkpoint.expand_unless(|_| false);
         let folder = files::cache_folder().map(|cache| cache.join("quantized"));
-        let weights = on_load::weights(checkpoint, &plan, mix, folder.as_deref())?;
-        return Ok((plan, weights));
-    }
-    let weights = weights(checkpoint, &plan, watch)?;
-    Ok((plan, weights))
+        on_load::weights(checkpoint, &textbook, mix, folder.as_deref())?
+    } else {
+        weights(checkpoint, &textbook, watch)?
+    };
+    let formats: Vec<_> = weights.iter().map(Tensor::format).collect();
+    Ok((optimised(textbook, &formats, &settings.without_fusions), weights))
 }
 
 #[cfg(test)]

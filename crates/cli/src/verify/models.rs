@@ -18,7 +18,7 @@ use super::args::VerifyArgs;
 use super::devices::{self, Named};
 use crate::load::facts::KV_BLOCK_LEN;
 use crate::load::find;
-use crate::load::plan::plan_of;
+use crate::load::plan::{plan_of, with_shared_slots};
 use crate::load::text::load_tokenizer;
 use crate::units;
 
@@ -190,6 +190,8 @@ fn checkpoint(args: &VerifyArgs) -> Result<Subject> {
     if prompt.is_empty() {
         bail!("the prompt has no tokens");
     }
+    // The same experts as the commands that run models.
+    let textbook = with_shared_slots(textbook, &weights.iter().map(Tensor::format).collect::<Vec<_>>(), &[]);
     let kv_len = prompt.len() + args.n_predict;
     if kv_len > textbook.context_len {
         bail!(
