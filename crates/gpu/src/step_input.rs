@@ -56,9 +56,12 @@ impl AttentionItems {
         if sequences == tokens && tokens <= 4 * ATTENTION_SINGLES_MAX {
             return Self { singles: tokens, tiles: 0 };
         }
-        // The only sequence of a step has all of its rows.
-        let singles = if sequences == 1 { 0 } else { tokens.min(sequences * ATTENTION_SINGLES_MAX) };
-        Self { singles, tiles: tokens / ATTENTION_TILE_ROWS + sequences.min(tokens) }
+        // The only sequence of a step has all of its rows. Of several, those whose rows make tiles have more than a few.
+        let (singles, in_tiles) = match sequences {
+            1 => (0, 1),
+            _ => (tokens.min(sequences * ATTENTION_SINGLES_MAX), sequences.min(tokens / (ATTENTION_SINGLES_MAX + 1))),
+        };
+        Self { singles, tiles: tokens / ATTENTION_TILE_ROWS + in_tiles }
     }
 
     /// Whether a sequence's rows make tiles.
@@ -272,7 +275,11 @@ mod tests {
         assert_eq!(encoded(&[(17, 0)], true), (vec![], vec![0, 17]));
         assert!(encoded(&[(16, 0)], true).1.is_empty());
         assert!(encoded(&[(1, 3); 17], true).1.is_empty() && AttentionItems::new(of(32, 32), true).tiles == 0);
-        assert!(AttentionItems::new(of(128, 128), true).tiles > 0, "one of 65 may have 64 rows");
+        assert_eq!(AttentionItems::new(of(128, 128), true).tiles, 8, "some of 65 may have 17 rows");
+        assert_eq!(AttentionItems::new(of(2048, 4), true).tiles, 16 + 4);
+        let full = AttentionItems::new(of(1024, 64), true);
+        assert_eq!((full.singles, full.tiles), (1024, 8 + 60));
+        assert_eq!(encoded(&[(17, 0), (17, 0), (17, 0), (13, 0)], true).1, vec![0, 17, 17, 17, 34, 17]);
         assert_eq!(encoded(&[(17, 0)], false).0.len(), 34);
     }
 }
