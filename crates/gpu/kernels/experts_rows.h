@@ -196,20 +196,60 @@ FN void rows_finish(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Til
   s.y[whole.pair[of.place + row] * e.y_stride + output] = a;
 }
 
-// Adds 32 chunks of one output and one row to the sums of planes.
-template <class W, i32 PLANES>
-FN void rows_add(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, THREAD f32 (&sum)[PLANES], i32 weights, i32 scales, i32 x_at, i32 first, i32 c, i32 lane) {
+// Rows of a tile that are multiplied together. Numbers of E2M1 take a table, so that they are looked up once for two rows; of other codes
+// more registers cost as much as is saved.
+template <class W> struct RowsTogether { enum { VALUE = 1 }; };
+template <> struct RowsTogether<WeightMXFP4> { enum { VALUE = 2 }; };
+template <> struct RowsTogether<WeightNVFP4> { enum { VALUE = 2 }; };
+
+// Adds 32 chunks of one output and ROWS rows to the sums of planes, row by row.
+template <class W, i32 PLANES, i32 ROWS>
+FN void rows_add(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, THREAD f32 (&sum)[ROWS * PLANES], i32 weights, i32 scales, i32 x_at, i32 first, i32 c, i32 lane) {
   typedef StreamActivations<W> Activations;
-  const typename Activations::Chunk chunk = Activations::load(whole.stream, x_at, e.linear.k, first + c, lane);
+  typename Activations::Chunk chunk[ROWS];
+  UNROLL for (i32 r = 0; r < ROWS; r++) chunk[r] = Activations::load(whole.stream, x_at + r * e.x_row, e.linear.k, first + c, lane);
   UNROLL for (i32 plane = 0; plane < PLANES; plane++)
-    sum[plane] = Activations::dot(whole.stream, weights + plane * e.plane, scales + plane * e.plane, c, chunk, lane, sum[plane]);
+    UNROLL for (i32 r = 0; r < ROWS; r++)
+      sum[r * PLANES + plane] = Activations::dot(whole.stream, weights + plane * e.plane, scales + plane * e.plane, c, chunk[r], lane, sum[r * PLANES + plane]);
+}
+
+// What another lane has, whichever lane that is.
+FN f32 from_lane(f32 v, i32 lane) { return bits_to_f32(u32(shuffle(i32(f32_to_bits(v)), lane & (SIMD - 1)))); }
+
+// Adds a piece of one output and ROWS rows to what the lanes from `to` on hold.
+template <class W, StreamKind KIND, i32 ROWS>
+FN void rows_piece(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, THREAD f32& a, THREAD f32& b, i32 weights, i32 scales, i32 x_at, i32 first, i32 chunks, i32 to, i32 lane) {
+  enum { PLANES = StreamStage<W, KIND>::PLANES, CHUNKS = i32(StreamStage<W, KIND>::PIECE) / i32(StreamActivations<W>::CHUNK), N = ROWS * PLANES };
+  f32 sum[N];
+  UNROLL for (i32 i = 0; i < N; i++) sum[i] = 0.f;
+  if (chunks == CHUNKS) {
+    UNROLL for (i32 c = 0; c < CHUNKS; c += SIMD) rows_add<W, PLANES, ROWS>(e, whole, sum, weights, scales, x_at, first, c, lane);
+  } else {
+    UNROLL for (i32 c = 0; c < CHUNKS; c += SIMD)
+      if (c + lane < chunks) rows_add<W, PLANES, ROWS>(e, whole, sum, weights, scales, x_at, first, c, lane);
+  }
+  const f32 own = sums_apart<N>(sum, lane);
+  const i32 row = lane - to;
+  f32 of_a = own, of_b = 0.f;
+  if (ROWS > 1) {
+    of_a = from_lane(own, row * PLANES * (SIMD / N));
+    if (i32(PLANES) == 2) of_b = from_lane(own, (row * PLANES + 1) * (SIMD / N));
+  } else if (i32(PLANES) == 2) {
+    const f32 other = shuffle_xor(own, SIMD / 2);
+    of_a = lane < SIMD / 2 ? own : other;
+    of_b = lane < SIMD / 2 ? other : own;
+  }
+  if (row >= 0 && row < ROWS) {
+    a += of_a;
+    b += of_b;
+  }
 }
 
 // What a SIMD group makes of a run of outputs of one tile.
 template <class W, StreamKind KIND>
 FN void rows_run(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, THREAD RowsCursor& next, StreamSizes size, StreamSlots slots,
                  StreamRun run, i32 end, TileRows of, THREAD RowsPlace& at_place, Lane t) {
-  enum { CHUNK = StreamActivations<W>::CHUNK, PIECE = StreamStage<W, KIND>::PIECE, PLANES = StreamStage<W, KIND>::PLANES };
+  enum { CHUNK = StreamActivations<W>::CHUNK, PIECE = StreamStage<W, KIND>::PIECE, PLANES = StreamStage<W, KIND>::PLANES, TOGETHER = RowsTogether<W>::VALUE };
   CONST LinearStreamParams& p = e.linear;
   const i32 first_x = p.x_at + of.first * e.x_row;
   f32 a = 0.f, b = 0.f;
@@ -229,22 +269,12 @@ FN void rows_run(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, THREAD
       i32 lane = held;  // takes the sums
       for (i32 r = 0; r < count; r++) {
         const i32 weights = at + r * size.row * 16, scales = at + e.scales_at + r * size.scales * 16;
-        for (i32 j = 0; j < of.count; j++, lane++) {
-          const i32 x_at = first_x + j * e.x_row;
-          f32 sum[PLANES];
-          UNROLL for (i32 i = 0; i < PLANES; i++) sum[i] = 0.f;
-          if (chunks == PIECE / CHUNK) {
-            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD) rows_add<W, PLANES>(e, whole, sum, weights, scales, x_at, first, c, t.lane);
-          } else {
-            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
-              if (c + t.lane < chunks) rows_add<W, PLANES>(e, whole, sum, weights, scales, x_at, first, c, t.lane);
-          }
-          const f32 own = sums_apart<PLANES>(sum, t.lane), other = i32(PLANES) == 2 ? shuffle_xor(own, SIMD / 2) : 0.f;
-          if (t.lane == lane) {
-            a += t.lane < SIMD / PLANES ? own : other;
-            b += t.lane < SIMD / PLANES ? other : own;
-          }
-        }
+        i32 j = 0;
+        if (i32(TOGETHER) > 1)
+          for (; j + TOGETHER <= of.count; j += TOGETHER, lane += TOGETHER)
+            rows_piece<W, KIND, TOGETHER>(e, whole, a, b, weights, scales, first_x + j * e.x_row, first, chunks, lane, t.lane);
+        for (; j < of.count; j++, lane++)
+          rows_piece<W, KIND, 1>(e, whole, a, b, weights, scales, first_x + j * e.x_row, first, chunks, lane, t.lane);
       }
       simd_barrier();
       rows_ask<W, KIND>(e, whole, next, size, slots, end, t);
@@ -257,11 +287,24 @@ FN void rows_run(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, THREAD
   rows_finish<W, KIND>(e, whole, of, held_from, held, a, b, t.lane);
 }
 
+// What ROWS short rows from row `j` on make of one output, in lanes j and up.
+template <class W, i32 LANES, i32 CHUNKS, i32 ROWS>
+FN void short_rows_piece(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, THREAD f32& total, i32 weights, i32 scales, i32 x_at, i32 chunks, i32 j, i32 lane) {
+  f32 sum[ROWS];
+  UNROLL for (i32 r = 0; r < ROWS; r++) sum[r] = 0.f;
+  UNROLL for (i32 c = 0; c < CHUNKS; c += LANES)
+    if (c + lane < chunks) rows_add<W, 1, ROWS>(e, whole, sum, weights, scales, x_at, 0, c & ~(SIMD - 1), (c & (SIMD - 1)) + lane);
+  UNROLL for (i32 r = 0; r < ROWS; r++) {
+    const f32 all = sum_lanes<LANES>(sum[r]);
+    total = lane == j + r ? all : total;
+  }
+}
+
 // The same of short rows, of which a stage has several: LANES lanes have an output, so that none rests and few sums are added up.
 template <class W, StreamKind KIND, i32 LANES, bool ONE>
 FN void short_rows_run(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, THREAD RowsCursor& next, StreamSizes size, StreamSlots slots,
                        StreamRun run, i32 end, TileRows of, THREAD RowsPlace& at_place, Lane t) {
-  enum { CHUNK = StreamActivations<W>::CHUNK, OUTPUTS = SIMD / LANES, CHUNKS = i32(StreamStage<W, KIND>::PIECE) / OUTPUTS / CHUNK };
+  enum { CHUNK = StreamActivations<W>::CHUNK, OUTPUTS = SIMD / LANES, CHUNKS = i32(StreamStage<W, KIND>::PIECE) / OUTPUTS / CHUNK, TOGETHER = RowsTogether<W>::VALUE };
   CONST LinearStreamParams& p = e.linear;
   CONST LinearSegment& s = p.segments[0];
   const i32 output = t.lane / LANES, lane = t.lane % LANES, chunks = size.row / (CHUNK / 16);
@@ -273,14 +316,13 @@ FN void short_rows_run(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, 
     for (i32 r = 0; r < count; r += OUTPUTS) {
       const i32 own = mini(r + output, count - 1), weights = at + own * size.row * 16, scales = at + e.scales_at + own * size.scales * 16;
       f32 total = 0.f;
-      for (i32 j = 0; j < (ONE ? 1 : of.count); j++) {
-        const i32 x_at = p.x_at + (of.first + j) * e.x_row;
-        f32 sum[1] = {0.f};
-        UNROLL for (i32 c = 0; c < CHUNKS; c += LANES)
-          if (c + lane < chunks) rows_add<W, 1>(e, whole, sum, weights, scales, x_at, 0, c & ~(SIMD - 1), (c & (SIMD - 1)) + lane);
-        sum[0] = sum_lanes<LANES>(sum[0]);
-        total = lane == j ? sum[0] : total;
-      }
+      i32 j = 0;
+      const i32 x_at = p.x_at + of.first * e.x_row;
+      if (!ONE && i32(TOGETHER) > 1)
+        for (; j + TOGETHER <= of.count; j += TOGETHER)
+          short_rows_piece<W, LANES, CHUNKS, TOGETHER>(e, whole, total, weights, scales, x_at + j * e.x_row, chunks, j, lane);
+      for (; j < (ONE ? 1 : of.count); j++)
+        short_rows_piece<W, LANES, CHUNKS, 1>(e, whole, total, weights, scales, x_at + j * e.x_row, chunks, j, lane);
       if (lane < of.count && r + output < count) {
         const i32 row = run.row + own;
         s.y[y_at + row] = total + (given(s.bias) ? s.bias[of.expert * e.bias_stride + row] : 0.f);
