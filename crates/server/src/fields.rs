@@ -449,35 +449,14 @@ pub(crate) fn is_misspelt(name: &str, meant: &str) -> bool {
         return false;
     }
     let letters = |name: &str| name.chars().filter(|c| c.is_alphanumeric()).map(|c| c.to_ascii_lowercase()).collect();
-    let (name, meant): (Vec<char>, Vec<char>) = (letters(name), letters(meant));
-    let most = match meant.len() {
+    let (name, meant): (String, String) = (letters(name), letters(meant));
+    let most = match meant.chars().count() {
         ..5 => 0,
         5..10 => 1,
         _ => 2,
     };
-    name.len().abs_diff(meant.len()) <= most && distance(&name, &meant) <= most
-}
-
-/// How many letters have to be put in, left out, replaced, or swapped with the next (Damerau and Levenshtein's
-/// distance, no letter twice). Names are short.
-fn distance(a: &[char], b: &[char]) -> usize {
-    let mut table = vec![vec![0; b.len() + 1]; a.len() + 1];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            table[i][j] = match (i, j) {
-                (0, rest) | (rest, 0) => rest,
-                _ => {
-                    let replaced = table[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-                    let swapped = match i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                        true => table[i - 2][j - 2] + 1,
-                        false => usize::MAX,
-                    };
-                    replaced.min(table[i - 1][j] + 1).min(table[i][j - 1] + 1).min(swapped)
-                }
-            };
-        }
-    }
-    table[a.len()][b.len()]
+    // Two letters that changed places are one difference.
+    strsim::osa_distance(&name, &meant) <= most
 }
 
 /// A name of a client's in a message.
