@@ -34,7 +34,7 @@ pub(super) fn run(plan: &mut Plan, is_alike: &dyn Fn(&[WeightId]) -> bool) {
     }
 }
 
-/// Routed experts and a shared one, of which a sum adds the results to a row.
+/// The routed experts and the shared one of a layer: one sum adds what all of them make to a row.
 struct Mixture {
     /// Of `route`, of the projections by the experts in the order of `stacks`, and of what is between these.
     places: [usize; 5],
