@@ -8,8 +8,9 @@
 //! `conformance-of:TEXT:TIMES` runs the cases of the suite whose names contain TEXT, so many times, and prints every
 //! fault. It is for a fault that does not always come, and for tools that look into kernels.
 //!
-//! FORMAT is one of weights, `q4_k_m`, or `int4` (Q4_0 as INT4 in groups of 128 is read). These jobs use random weights in
-//! the shapes of `hotmetal bench`; BATCH and TOKENS of `decode` and `prefill` may be several numbers with commas:
+//! FORMAT is one of weights, `q4_k_m`, `int4` (Q4_0 as INT4 in groups of 128 is read), or `int4_asym` (with zero points).
+//! These jobs use random weights in the shapes of `hotmetal bench`; BATCH and TOKENS of `decode` and `prefill` may be
+//! several numbers with commas:
 //!
 //! - `decode:SHAPE:FORMAT:BATCH:DEPTH`: whole steps, each submitted before the tokens of the one before are read. The times
 //!   include the upload of the input and the download of the tokens.
@@ -46,7 +47,7 @@ use gpu::{ForcedVariant, GpuBackend, GpuOptions, KernelSource, Tuned};
 use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs, share_slots};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
-use testing::tiny::{random_weights, share_scales};
+use testing::tiny::{in_groups, random_weights};
 use testing::{ErrorAnalysis, GOLDEN_KV, MODEL_TYPES, Rng, golden_step, goldens, tiny_model};
 
 type Checked<T = ()> = Result<T, Box<dyn Error>>;
@@ -263,11 +264,12 @@ fn gemm(device: &GpuBackend) -> Checked {
     });
     let plan = Arc::new(fuse(restrict_outputs(models::build_plan(&config, &AnyShape)?)));
     let plain = device.claims().formats.into_iter().filter(|&format| format != WeightFormat::F32);
-    // INT4 in groups of 128 has kernels of its own.
-    for (format, group) in plain.map(|format| (format, None)).chain([(WeightFormat::Q4_0, Some(128))]) {
+    // INT4 in groups of 128, without zero points and with them, has kernels of its own.
+    let int4 = [WeightFormat::Q4_0, WeightFormat::Q5_0].map(|format| (format, Some(128)));
+    for (format, group) in plain.map(|format| (format, None)).chain(int4) {
         let mut weights = random_weights(&plan, &mut Rng::new(8), format);
-        let name = group.map_or(format.to_string(), |group| format!("INT4 in groups of {group}"));
-        group.into_iter().for_each(|group| weights.iter_mut().for_each(|tensor| *tensor = share_scales(tensor, group)));
+        let name = group.map_or(format.to_string(), |group| format!("INT4 in groups of {group}, read as {format}"));
+        group.into_iter().for_each(|group| weights.iter_mut().for_each(|tensor| *tensor = in_groups(tensor, group)));
         // In deviations of a row: sums of rounded products, amplified by the ops before. Of Q4_K scales and minima are rounded,
         // which are larger than the weights.
         let most = match format {
@@ -465,7 +467,10 @@ fn mixture_steps(device: &GpuBackend) -> Checked {
 /// analysis, and with the same bits again.
 fn mixture_layers(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
     use mixtures::{KV, Mixture, mixture, mixture_plan};
-    for format in device.claims().formats.into_iter().skip(shard).step_by(shards) {
+    // INT4 in groups of 128, without zero points and with them, has kernels of its own.
+    let int4 = [WeightFormat::Q4_0, WeightFormat::Q5_0].map(|format| (format, true));
+    let formats: Vec<_> = device.claims().formats.into_iter().map(|format| (format, false)).chain(int4).collect();
+    for (format, is_int4) in formats.into_iter().skip(shard).step_by(shards) {
         let mixtures = [(128, 8, 0), (8, 2, 0), (4, 4, 0), (40, 3, 0), (132, 4, 0), (64, 4, 1), (128, 6, 2)];
         for (experts, top_k, shared) in mixtures {
             let plain = mixture(512, 256, experts, top_k);
@@ -477,6 +482,8 @@ fn mixture_layers(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
                 for (info, tensor) in textbook.weights.iter().zip(&mut weights) {
                     if info.name == "gate.weight" {
                         *tensor = Tensor::from_f32(router, tensor.shape().to_vec(), &tensor.to_f32())?;
+                    } else if is_int4 {
+                        *tensor = in_groups(tensor, 128);
                     }
                 }
                 let mut analysis = ErrorAnalysis::new(textbook.clone(), &weights, KV, device.claims().activations);
@@ -505,8 +512,9 @@ fn mixture_layers(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
                         }
                     }
                 }
+                let int4 = if is_int4 { " as INT4 is read" } else { "" };
                 println!(
-                    "mixture in {format}, {top_k} of {experts} and {shared} by {router}: {worst:.3} of the bound, off by \
+                    "mixture in {format}{int4}, {top_k} of {experts} and {shared} by {router}: {worst:.3} of the bound, off by \
                      {off:.1e}"
                 );
             }
@@ -587,12 +595,16 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
     let shapes: serde_json::Value = serde_json::from_str(include_str!("../../cli/src/bench/shapes.json"))?;
     let config = shapes.get(shape).ok_or_else(|| format!("there is no shape `{shape}`"))?;
     let plan = restrict_outputs(models::build_plan(config, &AnyShape)?);
-    let is_int4 = format == "int4";
+    let is_int4 = ["int4", "int4_asym"].contains(&format);
     let format_of = |name: &str| {
         if format == "q4_k_m" {
             return Some(of_q4_k_m(name, plan.kv_layers.len()));
         }
-        let format = if is_int4 { "Q4_0" } else { format };
+        let format = match format {
+            "int4" => "Q4_0",
+            "int4_asym" => "Q5_0",
+            format => format,
+        };
         let format = WeightFormat::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(format))?;
         // The head of llama.cpp's files of that name.
         let has_better_head =
@@ -621,7 +633,7 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
         if pattern.len() < bytes {
             let mut block = Tensor::from_f32(format, vec![values.len()], &values)?;
             if is_int4 {
-                block = share_scales(&block, 128);
+                block = in_groups(&block, 128);
             }
             *pattern = block.bytes().repeat(bytes.div_ceil(block.bytes().len())).into();
         }

@@ -400,7 +400,8 @@ FN void rows_stage(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Tile
 // What an output of a tile costs.
 FN i32 rows_cost(CONST ExpertRowsParams& e, i32 rows) { return e.tile_cost + e.row_cost * rows; }
 
-// The share of this group: whoever has the tile in which it begins or ends says so. `first_row` and `own_rows` are of tile `thread`.
+// Finds where the share of this group begins and ends, and writes both to `g.share`. Each thread looks at the tile with its number,
+// which has `own_rows` rows, the first of them row `first_row` of all tiles; the thread in whose tile a border lies writes it.
 FN void rows_shares(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& g, i32 tiles, i32 first_row, i32 own_rows, Lane t) {
   CONST LinearStreamParams& p = e.linear;
   const i32 thread = t.simd * SIMD + t.lane, n = p.segments[0].n, last = mini(tiles, ROWS_TILES_MAX) - 1;
@@ -501,6 +502,7 @@ EXPERT_ROWS(q8_0, WeightQ8_0)
 EXPERT_ROWS(fp8, WeightFP8)
 EXPERT_ROWS(q4_0, WeightQ4_0)
 EXPERT_ROWS(q4_g128, WeightQ4G128)
+EXPERT_ROWS(q4_z128, WeightQ4Z128)
 EXPERT_ROWS(mxfp4, WeightMXFP4)
 EXPERT_ROWS(nvfp4, WeightNVFP4)
 EXPERT_ROWS(q4_k, WeightQ4_K)

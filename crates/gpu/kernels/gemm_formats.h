@@ -102,7 +102,8 @@ struct GemmQ4G128 : GemmQ4_0 {
   static PART Share load(GroupAddress at, Unit unit, i32 pair) { return load_group_two(at); }
   static PART GemmScale scale(Unit scales, i32 pair, i32 t) { return {byte_perm(scales, 0, pair < 2 ? 0x1010 : 0x3232), 0}; }
 };
-struct GemmMXFP4 : GemmHalfBytes {
+// Formats with eight bytes of scales for 256.
+struct GemmUnit8 : GemmHalfBytes {
   enum { SCALES = 8 };
   typedef u32x2 Unit;
   typedef u32x2 Share;
@@ -110,6 +111,25 @@ struct GemmMXFP4 : GemmHalfBytes {
     return {load_once(words(row), 2 * place), load_once(words(row), 2 * place + 1)};
   }
   static PART Share load(GroupAddress at, THREAD const Unit& unit, i32 pair) { return load_group_two(at); }
+};
+// One scale and one zero point for 128. What `minimum` has is 1024 + the zero point.
+struct GemmQ4Z128 : GemmUnit8 {
+  static PART GemmScale scale(Unit unit, i32 pair, i32 t) {
+    const u32 both = pair < 2 ? unit.x : unit.y;
+    return {byte_perm(both, 0, 0x1010), fma_f16x2(byte_perm(both, 0, 0x3232), 0x3c003c00u, 0x64006400u)};
+  }
+  // 1024 + 16 · code becomes 64 + code, and 64 + the zero point is taken away.
+  static PART u32 pair(u32 word, bool upper, GemmScale s) {
+    if (!upper) return gemm_unbiased(gemm_codes(word, 0x000f000fu), s.minimum, s);
+    return mul_f16x2(fma_f16x2(gemm_codes(word, 0x00f000f0u), 0x2c002c00u, sub_f16x2(0x63806380u, s.minimum)), s.scale);
+  }
+  static PART void widen(THREAD u32& low, THREAD u32& high, Share share, i32 step, GemmScale s) {
+    const u32 word = step < 2 ? share.x : share.y;
+    low = pair(word, step % 2 == 1, s);
+    high = pair(word >> 8, step % 2 == 1, s);
+  }
+};
+struct GemmMXFP4 : GemmUnit8 {
   // 2^5 of a power of two between 2^-19 and 2^10 (it is nothing below, and 2^10 above), as numbers are 2^-14 of themselves and
   // become 2^-5 of themselves first: so it is a normal number of f16.
   static PART GemmScale scale(Unit exponents, i32 pair, i32 t) {

@@ -119,6 +119,7 @@ FN void head_linear(CONST HeadLinearParams& p, GROUP HeadGroup<M>& g, Lane t) { 
   KERNELS(fp8, WeightFP8, 8, 4)    \
   KERNELS(q4_0, WeightQ4_0, 4, 2)  \
   KERNELS(q4_g128, WeightQ4G128, 4, 2) \
+  KERNELS(q4_z128, WeightQ4Z128, 4, 2) \
   KERNELS(mxfp4, WeightMXFP4, 4, 2) \
   KERNELS(nvfp4, WeightNVFP4, 4, 2) \
   KERNELS(q4_k, WeightQ4_K, 4, 2)  \

@@ -265,6 +265,15 @@ template <> struct StreamActivations<WeightQ4G128> : StreamFourBits {
     return fma32(to_f32(group_at<f16>(g, scales)[first / 4 + (lane >> 2)]), v, sum);
   }
 };
+// Of one scale and one zero point for 128.
+template <> struct StreamActivations<WeightQ4Z128> : StreamFourBits {
+  enum { SCALES_OF_32 = 2, SCALES_MIN = 128 };
+  static PART i32 row_scales(i32 k) { return (k / 32 + 15) / 16; }
+  static PART f32 dot(GROUP LinearStreamGroup& g, i32 weights, i32 scales, i32 first, Chunk x, i32 lane, f32 sum) {
+    const f32x2 both = f16x2_to_f32(group_at<u32>(g, scales)[first / 4 + (lane >> 2)]);
+    return fma32(both.x, fma32(-both.y, x.scale.y, dot_codes(g, weights, first + lane, x)), sum);
+  }
+};
 // Of E2M1: twice its magnitudes come from a table, four of them for the lower and four for the upper half of a word, those below and
 // those above zero apart. So what meets the lower half of word j are the bytes of numbers 4 j, 16 + 4 j, 4 j + 1, 17 + 4 j, and the
 // upper half those behind: of a vector and of the one `APART` further, by turns.
@@ -764,6 +773,7 @@ LINEAR_STREAM(q8_0, WeightQ8_0)
 LINEAR_STREAM(fp8, WeightFP8)
 LINEAR_STREAM(q4_0, WeightQ4_0)
 LINEAR_STREAM(q4_g128, WeightQ4G128)
+LINEAR_STREAM(q4_z128, WeightQ4Z128)
 LINEAR_STREAM(mxfp4, WeightMXFP4)
 LINEAR_STREAM(nvfp4, WeightNVFP4)
 LINEAR_STREAM(q4_k, WeightQ4_K)

@@ -102,6 +102,23 @@ struct WeightQ4G128 {
   static PART f32 widen(THREAD f32 (&w)[32], Chunk c) { return WeightQ4_0::widen(w, c); }
 };
 
+// Codes of Q4_0 less a zero point, both from the 0 on: as INT4 with zero points has them. For each 128 weights a word: the scale, f16,
+// and above it the zero point, 0 to 16, f16. Rows of words are as long as those of exponents of MXFP4.
+struct WeightQ4Z128 {
+  enum { LEN = 32 };
+  struct Chunk { u32x4 codes; u32 scale_and_zero; };
+  static PART Chunk load(Ptr<const u32x4> values, Ptr<const f16> scales, i64 row, i32 chunks, i32 c) {
+    return {load_once(values, row * chunks + c), load_once(words(scales), row * ((chunks + 15) / 16 * 4) + c / 4)};
+  }
+  static PART Chunk none() { return {make16(0, 0, 0, 0), 0}; }
+  static PART f32 widen(THREAD f32 (&w)[32], Chunk c) {
+    widen_codes(w, c.codes);
+    const f32x2 both = f16x2_to_f32(c.scale_and_zero);
+    UNROLL for (i32 i = 0; i < 32; i++) w[i] -= both.y;
+    return both.x;
+  }
+};
+
 // Numbers of E4M3 (one byte: sign, four bits of exponent, three of mantissa) as pairs of f16, 2^-8 of what they are: bytes 0 and
 // 2 of a word, or 1 and 3.
 FN u32 e4m3_even(u32 word) { return (word << 8 & 0x80008000u) | (word << 7 & 0x3f803f80u); }

@@ -41,6 +41,7 @@ KERNEL(weight_norms_q8_0, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ8
 KERNEL(weight_norms_fp8, WeightNormsParams, NoGroup, 128, weight_norms<WeightFP8>)
 KERNEL(weight_norms_q4_0, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4_0>)
 KERNEL(weight_norms_q4_g128, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4G128>)
+KERNEL(weight_norms_q4_z128, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4Z128>)
 KERNEL(weight_norms_mxfp4, WeightNormsParams, NoGroup, 128, weight_norms<WeightMXFP4>)
 KERNEL(weight_norms_nvfp4, WeightNormsParams, NoGroup, 128, weight_norms<WeightNVFP4>)
 KERNEL(weight_norms_q4_k, WeightNormsParams, NoGroup, 128, weight_norms<WeightQ4_K>)

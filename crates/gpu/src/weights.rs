@@ -11,7 +11,7 @@ use std::thread;
 use backend::Copied;
 use half::f16;
 use plan::{Experts, Op, Plan, WeightId};
-use tensor::quant::{fp8, mxfp4, nvfp4, q4_0, q4_k, q6_k, q8_0};
+use tensor::quant::{fp8, mxfp4, nvfp4, q4_0, q4_k, q5_0, q6_k, q8_0};
 use tensor::{Tensor, WeightFormat};
 
 use crate::driver::{Driver, DriverError};
@@ -40,6 +40,9 @@ pub(crate) enum DeviceFormat {
     Q4_0,
     /// Q4_0 whose scales are the same for each 128 weights, which files of INT4 in such groups are read as.
     Q4_G128,
+    /// Codes of four bits with one scale and one zero point for each 128 weights, as which Q5_0 is stored where all of its
+    /// blocks allow it: files of INT4 with zero points in such groups (AWQ, most of GPTQ) are read as Q5_0.
+    Q4_Z128,
     MXFP4,
     /// With one scale for a matrix, as files have it.
     NVFP4,
@@ -48,7 +51,7 @@ pub(crate) enum DeviceFormat {
 }
 
 impl DeviceFormat {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -56,6 +59,7 @@ impl DeviceFormat {
         Self::FP8,
         Self::Q4_0,
         Self::Q4_G128,
+        Self::Q4_Z128,
         Self::MXFP4,
         Self::NVFP4,
         Self::Q4_K,
@@ -87,6 +91,7 @@ impl DeviceFormat {
             Self::Q8_0 => WeightFormat::Q8_0,
             Self::FP8 => WeightFormat::FP8,
             Self::Q4_0 | Self::Q4_G128 => WeightFormat::Q4_0,
+            Self::Q4_Z128 => WeightFormat::Q5_0,
             Self::MXFP4 => WeightFormat::MXFP4,
             Self::NVFP4 => WeightFormat::NVFP4,
             Self::Q4_K => WeightFormat::Q4_K,
@@ -100,7 +105,7 @@ impl DeviceFormat {
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 8,
             Self::Q8_0 | Self::FP8 => 16,
-            Self::Q4_0 | Self::Q4_G128 | Self::MXFP4 | Self::NVFP4 | Self::Q4_K | Self::Q6_K => 32,
+            Self::Q4_0 | Self::Q4_G128 | Self::Q4_Z128 | Self::MXFP4 | Self::NVFP4 | Self::Q4_K | Self::Q6_K => 32,
         }
     }
 }
@@ -363,6 +368,10 @@ impl DeviceWeight {
                 };
                 lay_out(groups.map(of_group), to);
             }
+            DeviceFormat::Q4_Z128 => {
+                let groups = bytemuck::cast_slice::<_, [q5_0::Block; GROUP_BLOCKS]>(bytes).iter();
+                lay_out(groups.map(q4_z128_planes), to);
+            }
             DeviceFormat::Q4_K => {
                 let blocks = bytemuck::cast_slice::<_, q4_k::Block>(bytes).iter();
                 let codes = |block: &q4_k::Block| {
@@ -578,20 +587,23 @@ fn q6_k_planes(block: &q6_k::Block) -> ([u8; 128], [u8; Q6_K_BYTES]) {
     (low, rest)
 }
 
-/// Blocks of Q4_0 that share a scale in [`DeviceFormat::Q4_G128`].
+/// Blocks of Q4_0 or Q5_0 that share a scale in [`DeviceFormat::Q4_G128`] and [`DeviceFormat::Q4_Z128`].
 const GROUP_BLOCKS: usize = 4;
 /// Bytes whose scales are worth a thread to look at.
 const THREAD_BYTES: usize = 4 << 20;
 
 /// What each of `tensors` is stored as. Several matrices that one kernel reads have one format, so that of Q4_0 is the same for all,
-/// and NVFP4 is Q8_0 where one matrix has several scales.
+/// and that of Q5_0, and NVFP4 is Q8_0 where one matrix has several scales.
 fn formats(tensors: &[Tensor]) -> Vec<DeviceFormat> {
     let all =
         |format, holds: fn(&Tensor) -> bool| tensors.iter().filter(|tensor| device_format(tensor) == format).all(holds);
     let is_grouped = all(DeviceFormat::Q4_0, has_groups_of_128);
     let has_matrix_scales = all(DeviceFormat::NVFP4, has_matrix_scale);
+    let is_q5_0 = |tensor: &Tensor| tensor.shape().len() > 1 && tensor.format() == WeightFormat::Q5_0;
+    let has_zero_points = tensors.iter().filter(|tensor| is_q5_0(tensor)).all(has_zero_points_of_128);
     let format = |tensor| match device_format(tensor) {
         DeviceFormat::Q4_0 if is_grouped => DeviceFormat::Q4_G128,
+        _ if has_zero_points && is_q5_0(tensor) => DeviceFormat::Q4_Z128,
         DeviceFormat::NVFP4 if !has_matrix_scales => DeviceFormat::Q8_0,
         format => format,
     };
@@ -609,6 +621,39 @@ fn has_groups_of_128(tensor: &Tensor) -> bool {
         blocks.iter().all(|block| block.scale.to_bits() == blocks[0].scale.to_bits())
     };
     every_piece(tensor, GROUP_BYTES, |bytes| bytes.chunks(GROUP_BYTES).all(is_group))
+}
+
+/// Whether a matrix in Q5_0 has the same scale for each 128 weights, and codes of each 128 that differ by 15 at most: then four
+/// bits and a zero point are all of them. Most matrices that were quantised as Q5_0 say no in their first row.
+fn has_zero_points_of_128(tensor: &Tensor) -> bool {
+    const GROUP_BYTES: usize = GROUP_BLOCKS * size_of::<q5_0::Block>();
+    if !tensor.row_len().is_multiple_of(GROUP_BLOCKS * q5_0::BLOCK_LEN) {
+        return false;
+    }
+    every_piece(tensor, GROUP_BYTES, |bytes| {
+        bytemuck::cast_slice::<_, [q5_0::Block; GROUP_BLOCKS]>(bytes).iter().all(|group| {
+            let (least, most) = least_and_most(&group.map(|block| block.codes()));
+            most - least <= 15 && group.iter().all(|block| block.scale.to_bits() == group[0].scale.to_bits())
+        })
+    })
+}
+
+/// The least of the codes of a group, and the most.
+fn least_and_most(codes: &[[i8; q5_0::BLOCK_LEN]; GROUP_BLOCKS]) -> (i8, i8) {
+    codes.as_flattened().iter().fold((i8::MAX, i8::MIN), |(least, most), &code| (least.min(code), most.max(code)))
+}
+
+/// The codes of 128 weights in four bits, and their scale and zero point, as `WeightQ4Z128` of `kernels/parts.h` has them. The
+/// zero point is what the least code lacks to zero, and none where all codes are above zero.
+fn q4_z128_planes(group: &[q5_0::Block; GROUP_BLOCKS]) -> ([u8; 16 * GROUP_BLOCKS], [u8; 4]) {
+    let codes = group.map(|block| block.codes());
+    let zero = -least_and_most(&codes).0.min(0);
+    let in_four_bits = codes.map(|codes| {
+        let code = |i: usize| (codes[i] + zero).cast_unsigned();
+        std::array::from_fn::<u8, 16, _>(|i| code(i) | code(i + 16) << 4)
+    });
+    let (scale, zero) = (group[0].scale.to_le_bytes(), f16::from(zero).to_le_bytes());
+    (bytemuck::cast(in_four_bits), [scale[0], scale[1], zero[0], zero[1]])
 }
 
 /// Whether all blocks of a matrix in NVFP4 have one scale, as those that are read from files do.
@@ -661,7 +706,7 @@ fn is_as_on_device(tensor: &Tensor) -> bool {
 pub(crate) fn scales_of_256(format: DeviceFormat) -> usize {
     match format {
         DeviceFormat::Q6_K => Q6_K_BYTES / size_of::<f16>(),
-        DeviceFormat::MXFP4 => 4,
+        DeviceFormat::MXFP4 | DeviceFormat::Q4_Z128 => 4,
         DeviceFormat::Q4_G128 => 2,
         _ => 8,
     }
@@ -673,7 +718,8 @@ pub(crate) fn scale_row_bytes(format: DeviceFormat, row_len: usize) -> usize {
     match format {
         DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
         DeviceFormat::Q6_K => (row_len / q6_k::BLOCK_LEN * Q6_K_BYTES).next_multiple_of(16),
-        DeviceFormat::MXFP4 => (row_len / mxfp4::BLOCK_LEN).next_multiple_of(16),
+        // Of Q4_Z128, four bytes for each 128: the same.
+        DeviceFormat::MXFP4 | DeviceFormat::Q4_Z128 => (row_len / mxfp4::BLOCK_LEN).next_multiple_of(16),
         DeviceFormat::Q4_G128 => (row_len / (GROUP_BLOCKS * q4_0::BLOCK_LEN) * size_of::<f16>()).next_multiple_of(32),
         // Of Q4_K, 16 bytes for each block of 256: the same. Of NVFP4, two of one byte in place of one of two.
         DeviceFormat::Q8_0 | DeviceFormat::FP8 | DeviceFormat::Q4_0 | DeviceFormat::NVFP4 | DeviceFormat::Q4_K => {
@@ -723,6 +769,45 @@ mod tests {
             rest[64..80].copy_from_slice(bytemuck::cast_slice(&block.scales));
             rest[80..82].copy_from_slice(&block.scale.to_le_bytes());
             assert_eq!(q6_k_planes(&block), (low, rest));
+        }
+    }
+
+    /// Weight by weight, as `WeightQ4Z128` of `kernels/parts.h` says it: zero points of 0 to 16, and codes that are all above
+    /// zero. Where the codes of a group differ by more, or scales of its blocks differ, no matrix is in this format.
+    #[test]
+    fn q5_0_with_zero_points_has_four_bits_on_the_device() {
+        let mut rng = Rng::new(1);
+        let mut blocks = vec![];
+        for least in -16..=16 {
+            let scale = f16::from_f32(0.01 + rng.normal().abs());
+            for _ in 0..GROUP_BLOCKS {
+                let most = (least + 15).min(15);
+                let codes = std::array::from_fn(|_| rng.pick(&[least.min(15), most, (least + 3).min(most)]));
+                blocks.push(q5_0::from_codes(scale, &codes));
+            }
+        }
+        let tensor = |blocks: &[q5_0::Block]| {
+            let shape = vec![blocks.len() / GROUP_BLOCKS, GROUP_BLOCKS * q5_0::BLOCK_LEN];
+            Tensor::new(WeightFormat::Q5_0, shape, bytemuck::cast_slice(blocks).to_vec().into()).unwrap()
+        };
+        let expected = tensor(&blocks);
+        assert_eq!(formats(std::slice::from_ref(&expected)), [DeviceFormat::Q4_Z128]);
+        for (group, expected) in blocks.as_chunks().0.iter().zip(expected.to_f32().as_chunks::<128>().0) {
+            let (codes, [scale_low, scale_high, zero_low, zero_high]) = q4_z128_planes(group);
+            let scale = f16::from_le_bytes([scale_low, scale_high]).to_f32();
+            let zero = f16::from_le_bytes([zero_low, zero_high]).to_f32();
+            assert!((0.0..=16.0).contains(&zero), "{zero}");
+            for (i, &expected) in expected.iter().enumerate() {
+                let code = codes[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
+                assert_eq!(scale * (f32::from(code) - zero), expected, "weight {i}, zero point {zero}");
+            }
+        }
+        let mut too_far_apart = blocks.clone();
+        too_far_apart[5] = q5_0::from_codes(blocks[5].scale, &std::array::from_fn(|i| if i == 9 { 1 } else { -15 }));
+        let mut of_two_scales = blocks.clone();
+        of_two_scales[6].scale = f16::ONE;
+        for others in [too_far_apart, of_two_scales] {
+            assert_eq!(formats(&[tensor(&others), expected.clone()]), [DeviceFormat::Q8_0; 2]);
         }
     }
 

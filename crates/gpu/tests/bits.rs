@@ -84,7 +84,7 @@ fn weights_of_five_bits_give_the_bits_of_their_q8_0() {
 /// do, which a block of zeros with a scale of its own asks for.
 #[test]
 fn int4_in_groups_of_128_gives_the_bits_of_its_q4_0() {
-    let (textbook, mut grouped) = tiny_int4_model("llama", 1);
+    let (textbook, mut grouped) = tiny_int4_model("llama", 1, WeightFormat::Q4_0);
     let place = grouped.iter().position(|tensor| tensor.shape().len() == 2).unwrap();
     let with = |scale: Option<u16>| {
         let tensor = &grouped[place];
@@ -141,35 +141,59 @@ fn each_matrix_in_nvfp4_has_a_scale_of_its_own() {
     let mut of_some = weights.clone();
     let place = weights.iter().position(is_matrix).unwrap();
     of_some[place] = times(&weights[place], 1, 0.8);
+    are_close(&textbook, &weights, "nvfp4");
+    are_close(&textbook, &of_some, "q8_0");
+}
+
+/// INT4 with zero points in groups of 128 is read as Q5_0, and has kernels that know a scale and a zero point for four blocks. Where
+/// the codes of one group are further apart than four bits, all matrices are Q8_0.
+#[test]
+fn int4_with_zero_points_is_near_its_numbers() {
+    let (textbook, weights) = tiny_int4_model("llama", 1, WeightFormat::Q5_0);
+    let mut of_some = weights.clone();
+    let place = weights.iter().position(|tensor| tensor.shape().len() > 1).unwrap();
+    let mut bytes = weights[place].bytes().to_vec();
+    // Codes 0 and 31: all five bits of a byte's lower weight without any and with all.
+    bytes[2..6].fill(0b10);
+    bytes[6..22].fill(0);
+    bytes[7] = 0xf;
+    of_some[place] = Tensor::new(WeightFormat::Q5_0, weights[place].shape().to_vec(), bytes.into()).unwrap();
+    are_close(&textbook, &weights, "q4_z128");
+    are_close(&textbook, &of_some, "q8_0");
+}
+
+/// Whether kernels whose names have `format` compute what f32 of the same numbers gives, with roundings of f16 and bytes.
+fn are_close(textbook: &Arc<Plan>, weights: &[Tensor], format: &str) {
     let to_f32 =
         |tensor: &Tensor| Tensor::from_f32(WeightFormat::F32, tensor.shape().to_vec(), &tensor.to_f32()).unwrap();
-    let fused = Arc::new(fuse((*textbook).clone()));
+    let fused = Arc::new(fuse((**textbook).clone()));
     let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 2 };
     let tokens = Rng::new(3).tokens(20, textbook.vocab_size);
-    for (weights, kernels) in [(&weights, "nvfp4"), (&of_some, "q8_0")] {
-        let numbers: Vec<_> = weights.iter().map(to_f32).collect();
-        let expected = bits(&mut *load(ThreadOrder::Forward, &textbook, &numbers, kv), &tokens, 20, &[1, 0]);
-        let of = |bits: &[u32]| bits.iter().map(|&bits| f64::from(f32::from_bits(bits))).collect::<Vec<_>>();
-        for (dialect, batch_invariant) in [(Cuda, true), (Cuda, false), (Metal, false)] {
-            for chunk in [20, 3, 1] {
-                let options = GpuOptions { batch_invariant, ..GpuOptions::default() };
-                let device = GpuBackend::simulator_of(dialect, ThreadOrder::Reverse, 1 << 30, options);
-                let mut executable = device.load(fused.clone(), weights.clone(), kv).unwrap();
-                let found = bits(&mut *executable, &tokens, chunk, &[1, 0]);
-                let infos = executable.variants(StepShape { tokens: chunk, sequences: 1, outputs: chunk }).unwrap();
-                assert!(infos.iter().any(|info| info.variant.contains(kernels)), "{kernels}: {infos:?}");
-                let other = if kernels == "nvfp4" { "q8_0" } else { "nvfp4" };
-                assert!(!infos.iter().any(|info| info.variant.contains(other)), "{kernels}: {infos:?}");
-                let off = testing::tolerance::nmse(of(&found), &of(&expected));
-                // Attention rounds to f16, one row of activations to bytes, and Q8_0 the weights.
-                let rounding = match (kernels, batch_invariant) {
-                    ("nvfp4", true) => ActivationRounding::F32,
-                    ("nvfp4", false) if chunk > 1 || dialect == Metal => ActivationRounding::F16,
-                    _ => ActivationRounding::Q8Blocks,
-                };
-                let most = testing::tolerance::model_nmse_max(rounding, kv.format);
-                assert!(off < most, "{kernels}, {dialect:?}, {chunk} at a time: off by {off:e} of the mean square");
+    let numbers: Vec<_> = weights.iter().map(to_f32).collect();
+    let expected = bits(&mut *load(ThreadOrder::Forward, textbook, &numbers, kv), &tokens, 20, &[1, 0]);
+    let of = |bits: &[u32]| bits.iter().map(|&bits| f64::from(f32::from_bits(bits))).collect::<Vec<_>>();
+    for (dialect, batch_invariant) in [(Cuda, true), (Cuda, false), (Metal, false)] {
+        for chunk in [20, 3, 1] {
+            let options = GpuOptions { batch_invariant, ..GpuOptions::default() };
+            let device = GpuBackend::simulator_of(dialect, ThreadOrder::Reverse, 1 << 30, options);
+            let mut executable = device.load(fused.clone(), weights.to_vec(), kv).unwrap();
+            let found = bits(&mut *executable, &tokens, chunk, &[1, 0]);
+            let infos = executable.variants(StepShape { tokens: chunk, sequences: 1, outputs: chunk }).unwrap();
+            assert!(infos.iter().any(|info| info.variant.contains(format)), "{format}: {infos:?}");
+            let others = ["nvfp4", "q8_0", "q4_z128"].into_iter().filter(|&other| other != format);
+            for other in others {
+                assert!(!infos.iter().any(|info| info.variant.contains(other)), "{format}: {infos:?}");
             }
+            let off = testing::tolerance::nmse(of(&found), &of(&expected));
+            // Attention rounds to f16, one row of activations to bytes, and Q8_0 the numbers of NVFP4.
+            let rounding = match (format, batch_invariant) {
+                ("q8_0", _) => ActivationRounding::Q8Blocks,
+                (_, true) => ActivationRounding::F32,
+                (_, false) if chunk > 1 || dialect == Metal => ActivationRounding::F16,
+                _ => ActivationRounding::Q8Blocks,
+            };
+            let most = testing::tolerance::model_nmse_max(rounding, kv.format);
+            assert!(off < most, "{format}, {dialect:?}, {chunk} at a time: off by {off:e} of the mean square");
         }
     }
 }

@@ -11,7 +11,7 @@ use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use mixtures::{KV, Mixture, SOFTMAX, VOCAB, mixture, mixture_plan};
 use plan::{Activation, ExpertGroups, GroupScore, Plan, RouteWeights, Router, Scores, StepInput, fuse};
 use tensor::{Tensor, WeightFormat};
-use testing::tiny::{random_weights, share_scales};
+use testing::tiny::{in_groups, random_weights};
 use testing::{ErrorAnalysis, Rng};
 
 /// Steps of one row and of several, within the bounds of the error analysis; twice the same bits.
@@ -116,9 +116,11 @@ fn experts_of_many_rows_are_those_of_the_reference() {
 #[test]
 fn experts_in_int4_are_those_of_the_reference() {
     let plan = mixture_plan(mixture(256, 128, 3, 2), false);
-    let weights = random_weights(&plan, &mut Rng::new(3), WeightFormat::Q4_0);
-    let weights: Vec<_> = weights.iter().map(|tensor| share_scales(tensor, 128)).collect();
-    check(Cuda, ThreadOrder::Forward, false, plan, weights, "INT4");
+    for format in [WeightFormat::Q4_0, WeightFormat::Q5_0] {
+        let weights = random_weights(&plan, &mut Rng::new(3), format);
+        let weights: Vec<_> = weights.iter().map(|tensor| in_groups(tensor, 128)).collect();
+        check(Cuda, ThreadOrder::Forward, false, plan.clone(), weights, &format!("INT4 in {format}"));
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use plan::{AnyShape, Plan};
 use serde_json::{Value, json};
 use tensor::quant::q4_0;
+use tensor::quant::q5_0::{self, share_zero_point};
 use tensor::{Tensor, WeightFormat};
 
 use crate::Rng;
@@ -56,32 +57,46 @@ pub fn random_weights(plan: &Plan, rng: &mut Rng, format: WeightFormat) -> Vec<T
         .collect()
 }
 
-/// As [`tiny_model`], with every matrix as files of INT4 in groups of 128 are read: in Q4_0, with the same scale for four blocks.
-pub fn tiny_int4_model(model_type: &str, seed: u64) -> (Arc<Plan>, Vec<Tensor>) {
+/// As [`tiny_model`], with every matrix as files of INT4 in groups of 128 are read: in Q4_0, or with zero points in Q5_0, see
+/// [`in_groups`].
+pub fn tiny_int4_model(model_type: &str, seed: u64, format: WeightFormat) -> (Arc<Plan>, Vec<Tensor>) {
     // The shapes of a format whose blocks are two groups.
     let (plan, weights) = tiny_model(model_type, seed, WeightFormat::Q4_K);
     let to_int4 = |tensor: &Tensor| match tensor.shape() {
         [_] => tensor.clone(),
         shape => {
-            let blocks = Tensor::from_f32(WeightFormat::Q4_0, shape.to_vec(), &tensor.to_f32());
-            share_scales(&blocks.expect("whole blocks"), 128)
+            let blocks = Tensor::from_f32(format, shape.to_vec(), &tensor.to_f32());
+            in_groups(&blocks.expect("whole blocks"), 128)
         }
     };
     let weights = weights.iter().map(to_int4).collect();
     (plan, weights)
 }
 
-/// A tensor in Q4_0 as files of INT4 with one scale for `group` weights are read: the scale of the first block of each group
-/// is that of all. Other tensors, and those whose rows are not whole groups, stay as they are.
-pub fn share_scales(tensor: &Tensor, group: usize) -> Tensor {
-    if tensor.format() != WeightFormat::Q4_0 || !tensor.row_len().is_multiple_of(group) {
+/// A tensor as files of INT4 with one scale for `group` weights are read: the scale of the first block of each group is that
+/// of all. In Q4_0 nothing else changes; in Q5_0 a group has a zero point, too, and codes of four bits. Tensors in other formats, and
+/// those whose rows are not whole groups, stay as they are.
+pub fn in_groups(tensor: &Tensor, group: usize) -> Tensor {
+    if !tensor.row_len().is_multiple_of(group) {
         return tensor.clone();
     }
-    let mut bytes = tensor.bytes().to_vec();
-    for blocks in bytes.chunks_mut(group / q4_0::BLOCK_LEN * size_of::<q4_0::Block>()) {
-        let scale = [blocks[0], blocks[1]];
-        blocks.chunks_mut(size_of::<q4_0::Block>()).for_each(|block| block[..2].copy_from_slice(&scale));
-    }
+    let bytes = match tensor.format() {
+        WeightFormat::Q4_0 => {
+            let mut blocks = tensor.as_slice::<q4_0::Block>().to_vec();
+            for blocks in blocks.chunks_mut(group / q4_0::BLOCK_LEN) {
+                let scale = blocks[0].scale;
+                blocks.iter_mut().for_each(|block| block.scale = scale);
+            }
+            bytemuck::cast_slice(&blocks).to_vec()
+        }
+        WeightFormat::Q5_0 => {
+            let mut blocks = tensor.as_slice::<q5_0::Block>().to_vec();
+            let groups = blocks.chunks_mut(group / q5_0::BLOCK_LEN);
+            groups.zip([8, 7, 9, 6, 10].into_iter().cycle()).for_each(|(blocks, zero)| share_zero_point(blocks, zero));
+            bytemuck::cast_slice(&blocks).to_vec()
+        }
+        _ => return tensor.clone(),
+    };
     Tensor::new(tensor.format(), tensor.shape().to_vec(), bytes.into()).expect("as long as before")
 }
 

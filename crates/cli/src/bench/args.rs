@@ -204,7 +204,7 @@ pub(crate) struct TargetArgs {
     pub(crate) shape: Option<String>,
 
     /// Format of the matrices of --shape, as files that `quantize` writes have them: q4_0 (the head in more bits), q4_k_m or
-    /// another; or int4 (groups of 128) [default: q8_0]
+    /// another; or int4 (groups of 128), or int4_asym (with zero points) [default: q8_0]
     #[arg(long, value_name = "FORMAT", requires = "shape")]
     pub(crate) format: Option<String>,
 

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use formats::gguf_names::Names;
 use plan::{AnyShape, Plan, WeightInfo};
 use serde_json::{Map, Value};
+use tensor::quant::q5_0;
 use tensor::{Tensor, WeightFormat};
 
 use crate::packing::mix::{MIXES, Mix, Model};
@@ -54,6 +55,8 @@ pub(crate) enum MatrixFormats {
     One(WeightFormat),
     /// Q4_0 as files of INT4 in groups of 128 are read: with the same scale for four blocks.
     Int4,
+    /// Q5_0 as files of INT4 with zero points in groups of 128 are read.
+    Int4Asym,
     /// Experts in this one and all else in BF16, as gpt-oss is published.
     ExpertsIn(WeightFormat),
     /// As `quantize` writes them: what a file of that name has in its head, too.
@@ -62,14 +65,18 @@ pub(crate) enum MatrixFormats {
 
 impl MatrixFormats {
     const INT4: &str = "int4";
+    const INT4_ASYM: &str = "int4_asym";
     const MXFP4_EXPERTS: &str = "mxfp4+bf16";
-    /// Weights that share a scale in [`Self::Int4`].
+    /// Weights that share a scale in [`Self::Int4`] and [`Self::Int4Asym`].
     const INT4_GROUP: usize = 128;
 
     /// What `--format` calls `name`, in any case.
     pub(super) fn named(name: &str) -> Result<Self> {
         if name.eq_ignore_ascii_case(Self::INT4) {
             return Ok(Self::Int4);
+        }
+        if name.eq_ignore_ascii_case(Self::INT4_ASYM) {
+            return Ok(Self::Int4Asym);
         }
         if name.eq_ignore_ascii_case(Self::MXFP4_EXPERTS) {
             return Ok(Self::ExpertsIn(WeightFormat::MXFP4));
@@ -80,8 +87,8 @@ impl MatrixFormats {
         format_of(name).map(Self::One).map_err(|_| {
             let formats = WeightFormat::ALL.map(|format| format.name().to_ascii_lowercase());
             let mixes = MIXES.map(Mix::name).into_iter().filter(|name| format_of(name).is_err());
-            let names: Vec<_> =
-                formats.iter().map(String::as_str).chain([Self::INT4, Self::MXFP4_EXPERTS]).chain(mixes).collect();
+            let others = [Self::INT4, Self::INT4_ASYM, Self::MXFP4_EXPERTS];
+            let names: Vec<_> = formats.iter().map(String::as_str).chain(others).chain(mixes).collect();
             anyhow!("there is no weight format `{name}`; this build has: {}", names.join(", "))
         })
     }
@@ -91,6 +98,7 @@ impl MatrixFormats {
         match self {
             Self::One(format) => format.name().to_ascii_lowercase(),
             Self::Int4 => Self::INT4.to_owned(),
+            Self::Int4Asym => Self::INT4_ASYM.to_owned(),
             Self::ExpertsIn(_) => Self::MXFP4_EXPERTS.to_owned(),
             Self::Mix(mix) => mix.name().to_owned(),
         }
@@ -101,6 +109,7 @@ impl MatrixFormats {
         match self {
             Self::One(format) | Self::ExpertsIn(format) => format,
             Self::Int4 => WeightFormat::Q4_0,
+            Self::Int4Asym => WeightFormat::Q5_0,
             Self::Mix(mix) => mix.base,
         }
     }
@@ -110,7 +119,7 @@ impl MatrixFormats {
         let row_len = weight.shape.last().copied().unwrap_or_default();
         let format = match self {
             Self::One(format) => row_len.is_multiple_of(format.block_len()).then_some(format),
-            Self::Int4 => row_len.is_multiple_of(Self::INT4_GROUP).then_some(WeightFormat::Q4_0),
+            Self::Int4 | Self::Int4Asym => row_len.is_multiple_of(Self::INT4_GROUP).then_some(self.base()),
             Self::Mix(mix) => mix.format_of_rows(&names.gguf_tensor(&weight.name).unwrap_or_default(), model, row_len),
             Self::ExpertsIn(format) => {
                 // The heads of latent attention are a stack, too.
@@ -130,6 +139,7 @@ impl MatrixFormats {
         match self {
             Self::One(_) | Self::Mix(_) | Self::ExpertsIn(_) => pattern,
             Self::Int4 => pattern.with_shared_scales(Self::INT4_GROUP / format.block_len()),
+            Self::Int4Asym => pattern.with_zero_points(Self::INT4_GROUP / format.block_len()),
         }
     }
 }
@@ -211,6 +221,18 @@ impl Pattern {
             blocks.chunks_exact_mut(block_bytes).for_each(|block| block[..2].copy_from_slice(&scale));
         }
         Self { block_bytes: group_bytes, bytes }
+    }
+
+    /// Of Q5_0: gives each `group` blocks the scale of the first and a zero point; they are cut together.
+    fn with_zero_points(self, group: usize) -> Self {
+        let Self { block_bytes, mut bytes } = self.with_shared_scales(group);
+        for (index, blocks) in bytes.chunks_exact_mut(block_bytes).enumerate() {
+            let each = blocks.chunks_exact(size_of::<q5_0::Block>());
+            let mut of_group: Vec<q5_0::Block> = each.map(bytemuck::pod_read_unaligned).collect();
+            q5_0::share_zero_point(&mut of_group, 6 + (index % 5) as i8);
+            blocks.copy_from_slice(bytemuck::cast_slice(&of_group));
+        }
+        Self { block_bytes, bytes }
     }
 
     /// `len` bytes, whole blocks, from a block that `start` chooses.
@@ -310,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn int4_has_one_scale_for_128_weights() {
+    fn int4_has_one_scale_and_zero_point_for_128_weights() {
         let mut plan = plan_of("qwen2.5-0.5b").unwrap();
         plan.weights.retain(|weight| weight.name.starts_with("model.layers.0.mlp."));
         let int4 = MatrixFormats::named("INT4").unwrap();
@@ -318,6 +340,16 @@ mod tests {
             let scales: Vec<[u8; 2]> = weight.bytes().chunks_exact(18).map(|block| [block[0], block[1]]).collect();
             assert!(scales.chunks_exact(4).all(|group| group.iter().all(|scale| *scale == group[0])));
             assert!(scales.chunks_exact(4).any(|group| group[0] != scales[0]));
+        }
+        let int4_asym = MatrixFormats::named("int4_asym").unwrap();
+        for weight in random_weights(&plan, int4_asym, u64::MAX).unwrap() {
+            let values = weight.to_f32();
+            for (group, blocks) in values.chunks_exact(128).zip(weight.as_slice::<q5_0::Block>().chunks_exact(4)) {
+                let scale = blocks[0].scale.to_f32();
+                assert!(blocks.iter().all(|block| block.scale.to_f32() == scale));
+                let far = |sign: f32| group.iter().map(|value| value / scale * sign).fold(f32::MIN, f32::max);
+                assert!(far(1.0) + far(-1.0) < 15.5 && far(1.0) > 4.0 && far(-1.0) > 4.0);
+            }
         }
         plan.weights[0].shape = vec![4, 96];
         let error = random_weights(&plan, int4, u64::MAX).unwrap_err().to_string();

@@ -235,6 +235,7 @@ template <class W> struct NarrowHalfBytes {
 };
 template <> struct NarrowStep<GemmQ4_0> : NarrowHalfBytes<GemmQ4_0> {};
 template <> struct NarrowStep<GemmQ4G128> : NarrowHalfBytes<GemmQ4G128> {};
+template <> struct NarrowStep<GemmQ4Z128> : NarrowHalfBytes<GemmQ4Z128> {};
 template <> struct NarrowStep<GemmMXFP4> : NarrowHalfBytes<GemmMXFP4> {};
 template <> struct NarrowStep<GemmNVFP4> : NarrowHalfBytes<GemmNVFP4> {};
 template <> struct NarrowStep<GemmQ4_K> : NarrowHalfBytes<GemmQ4_K> {};
@@ -369,7 +370,8 @@ FN NarrowOutput narrow_output(CONST GemmParams& p, CONST GemmSegment& s, i32 fea
   out.up_bias = given(s.up_bias) ? s.up_bias[feature] : 0.f;
   return out;
 }
-// Finishes one output of two rows, of which the second may not be there.
+// Turns the sums `v` of one output feature for `row` and `row + 1` into its results, and stores them. `up` has the sums of up in a gated
+// unit; there may be no second row.
 FN void narrow_store(CONST GemmParams& p, CONST GemmSegment& s, const NarrowOutput& out, f32x2 v, f32x2 up, f32x2 scale, f32x2 residual, i32 row, i32 rows) {
   v = make_float2(fma32(v.x, scale.x, out.bias), fma32(v.y, scale.y, out.bias));
   if (p.glu) {
@@ -529,6 +531,7 @@ NARROW(q8_0, GemmQ8_0)
 NARROW(fp8, GemmFP8)
 NARROW(q4_0, GemmQ4_0)
 NARROW(q4_g128, GemmQ4G128)
+NARROW(q4_z128, GemmQ4Z128)
 NARROW(mxfp4, GemmMXFP4)
 NARROW(nvfp4, GemmNVFP4)
 NARROW(q4_k, GemmQ4_K)

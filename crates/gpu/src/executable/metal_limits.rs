@@ -74,7 +74,8 @@ fn every_launch_keeps_to_what_metal_can_run() {
     let mut found = BTreeSet::new();
     for model_type in MODEL_TYPES {
         let plain = WeightFormat::ALL.map(|format| tiny_model(model_type, 1, format));
-        for (textbook, weights) in plain.into_iter().chain([tiny_int4_model(model_type, 1)]) {
+        let int4 = [WeightFormat::Q4_0, WeightFormat::Q5_0].map(|format| tiny_int4_model(model_type, 1, format));
+        for (textbook, weights) in plain.into_iter().chain(int4) {
             let fused = Arc::new(fuse(restrict_outputs((*textbook).clone())));
             for batch_invariant in [false, true] {
                 for kv in [KvFormat::F32, KvFormat::F16] {
@@ -89,7 +90,8 @@ fn every_launch_keeps_to_what_metal_can_run() {
         let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
         found.extend(kernels(&plan, &weights, KvFormat::F16, false));
     }
-    for format in ["f32", "f16", "bf16", "q8_0", "fp8", "q4_0", "q4_g128", "mxfp4", "nvfp4", "q4_k", "q6_k"] {
+    for format in ["f32", "f16", "bf16", "q8_0", "fp8", "q4_0", "q4_g128", "q4_z128", "mxfp4", "nvfp4", "q4_k", "q6_k"]
+    {
         for kernel in ["norm_linear_#_m1", "linear_#_m4", "gemm_simdgroup_#_t32", "gemm_simdgroup_glu_#_t64"] {
             let kernel = kernel.replace('#', format);
             assert!(found.contains(&*kernel), "no launch of {kernel}: {found:?}");

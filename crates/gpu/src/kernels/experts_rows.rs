@@ -69,7 +69,7 @@ pub(crate) fn may_be(target: &Target, of: Routed) -> bool {
 /// at equal distances take the fewest instructions for a byte. Of NVFP4 a gemm of 8 rows was never timed beside a stream.
 fn is_faster(of: Routed, format: DeviceFormat) -> bool {
     let quarters = match format {
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 => 4,
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::Q4_Z128 => 4,
         DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 2,
         DeviceFormat::NVFP4 => 1,
         DeviceFormat::Q8_0 | DeviceFormat::FP8 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => 3,

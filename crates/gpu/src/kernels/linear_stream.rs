@@ -165,7 +165,7 @@ impl StreamedFormat {
             DeviceFormat::Q8_0 => (1, k + k / 8, 2048, 128),
             DeviceFormat::FP8 => (2, k.next_multiple_of(1024) * 2 + k / 8, 2048, 128),
             DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (3, four_bits, 2048, 256),
-            DeviceFormat::Q4_G128 => (3, four_bits, 2048, 128),
+            DeviceFormat::Q4_G128 | DeviceFormat::Q4_Z128 => (3, four_bits, 2048, 128),
             DeviceFormat::MXFP4 => (4, four_bits, 2048, 128),
             DeviceFormat::NVFP4 => (5, four_bits, 2048, 256),
             DeviceFormat::Q6_K => (3, four_bits, 1024, 1024 / planes / 32 * 21),

@@ -18,6 +18,7 @@ macro_rules! named {
             DeviceFormat::FP8 => concat!($before, "fp8", $after),
             DeviceFormat::Q4_0 => concat!($before, "q4_0", $after),
             DeviceFormat::Q4_G128 => concat!($before, "q4_g128", $after),
+            DeviceFormat::Q4_Z128 => concat!($before, "q4_z128", $after),
             DeviceFormat::MXFP4 => concat!($before, "mxfp4", $after),
             DeviceFormat::NVFP4 => concat!($before, "nvfp4", $after),
             DeviceFormat::Q4_K => concat!($before, "q4_k", $after),

@@ -31,7 +31,8 @@ pub struct Block {
 const _: () = assert!(size_of::<Block>() == 22 && align_of::<Block>() <= 2);
 
 impl Block {
-    fn codes(&self) -> [i8; BLOCK_LEN] {
+    /// What the scale is multiplied by for each weight, -16 to 15.
+    pub fn codes(&self) -> [i8; BLOCK_LEN] {
         five_bits(&self.codes, self.high).map(|code| code as i8 - 16)
     }
 }
@@ -57,6 +58,15 @@ impl PackedBlock for Block {
 
     fn to_q8_0(&self, blocks: &mut [q8_0::Block]) {
         blocks[0] = q8_0::Block { scale: self.scale, codes: self.codes() };
+    }
+}
+
+/// Makes of blocks a group of INT4 with a zero point, as it is read from files: all have the scale of the first, and codes of
+/// four bits less `zero`, which are the lower four bits of those before.
+pub fn share_zero_point(blocks: &mut [Block], zero: i8) {
+    let Some(&Block { scale, .. }) = blocks.first() else { return };
+    for block in blocks {
+        *block = from_codes(scale, &block.codes().map(|code| (code & 15) - zero));
     }
 }
 

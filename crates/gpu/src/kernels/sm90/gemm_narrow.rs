@@ -75,9 +75,12 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
         DeviceFormat::F32 => return None,
         DeviceFormat::F16 | DeviceFormat::BF16 => (64, [[200, 260, 330, 500], [250, 280, 330, 500]], 0),
         DeviceFormat::Q8_0 | DeviceFormat::FP8 => (128, [[350, 420, 520, 700], [470, 500, 600, 800]], STAGE_SCALES),
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::MXFP4 | DeviceFormat::NVFP4 | DeviceFormat::Q4_K => {
-            (256, [[600, 700, 900, 1200], [700, 800, 1000, 1300]], STAGE_SCALES)
-        }
+        DeviceFormat::Q4_0
+        | DeviceFormat::Q4_G128
+        | DeviceFormat::Q4_Z128
+        | DeviceFormat::MXFP4
+        | DeviceFormat::NVFP4
+        | DeviceFormat::Q4_K => (256, [[600, 700, 900, 1200], [700, 800, 1000, 1300]], STAGE_SCALES),
         DeviceFormat::Q6_K => (256, [[900, 1000, 1200, 1500], [1000, 1100, 1300, 1600]], STAGE_Q6_K),
     };
     let kernels = [
