@@ -9,6 +9,17 @@ pub(crate) const HIDDEN: usize = 12;
 pub(crate) const VOCAB: usize = 20;
 const HEADS: Heads = Heads { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, sinks: None };
 
+/// The two best by their softmax, with weights that add up to 1, as Mixtral has it.
+pub(crate) const PLAIN_ROUTER: Router = Router {
+    top_k: 2,
+    scores: Scores::Softmax,
+    correction: None,
+    groups: None,
+    weights: RouteWeights::Normalised { eps: 0.0 },
+    scale: 1.0,
+    shared: 0,
+};
+
 /// A plan whose forward pass is `forward`.
 pub(crate) fn plan_of(forward: impl FnOnce(&mut Graph, &Weights<'_>) -> Result<Value, BuildError>) -> Plan {
     Graph::build("test", 64, &AnyShape as &dyn WeightSource, forward).expect("every weight is there")
@@ -44,25 +55,16 @@ pub(crate) fn mixture() -> Plan {
         let sum = g.combine(down, weights);
         Ok::<_, BuildError>(g.add(x, sum))
     };
-    let plain = Router {
-        top_k: 2,
-        scores: Scores::Softmax,
-        correction: None,
-        groups: None,
-        weights: RouteWeights::Normalised { eps: 0.0 },
-        scale: 1.0,
-        shared: 0,
-    };
     plan_of(|g, w| {
         let embed_tokens = w.get("embed_tokens.weight", [VOCAB, HIDDEN])?;
         let x = g.embed(embed_tokens, HIDDEN);
         let h = g.rms_norm(x, w.norm("0.norm", HIDDEN, 1e-6)?);
-        let x = experts(g, &w.at("0"), [x, h], plain, false)?;
+        let x = experts(g, &w.at("0"), [x, h], PLAIN_ROUTER, false)?;
         let h = g.rms_norm(x, w.norm("1.norm", HIDDEN, 1e-6)?);
         let groups = Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::SumOfTwo });
         let correction = Some(w.get("1.correction", [EXPERTS])?);
         let scores = Scores::Sigmoid;
-        let router = Router { top_k: 3, scores, correction, groups, scale: 1.8, ..plain };
+        let router = Router { top_k: 3, scores, correction, groups, scale: 1.8, ..PLAIN_ROUTER };
         let mut shared = x;
         for (name, is_gated) in [("1.shared", true), ("1.other", false)] {
             let w = w.at(name);

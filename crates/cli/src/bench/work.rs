@@ -125,4 +125,27 @@ mod tests {
         assert_eq!(work.active_bytes(&test(2)), 3 * 28 + cache(2));
         assert_eq!(work.active_bytes(&test(50)), 3 * 64 + cache(50));
     }
+
+    /// The expert that every row takes is read once a step, whether it has ops of its own or is one of the routed ones.
+    #[test]
+    fn a_shared_expert_among_the_routed_ones_costs_what_it_costs_apart() {
+        let config = json!({
+            "model_type": "glm4_moe", "vocab_size": 16, "hidden_size": 8, "intermediate_size": 12,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+            "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+        });
+        let apart = models::build_plan(&config, &AnyShape).unwrap();
+        let among = plan::share_slots(apart.clone(), |_| true);
+        assert_ne!(apart, among);
+        let bytes: Vec<u64> = (0..apart.weights.len() as u64).map(|index| 1000 + index % 3).collect();
+        let [apart, among] = [apart, among].map(|plan| Work::new(&plan::fuse(plan), KvFormat::F16, &bytes));
+        for batch in [1, 2, 50] {
+            let test = Test { prompt: 0, generate: 1, depth: 0, batch };
+            let [apart, among] = [&apart, &among].map(|work| work.active_bytes(&test));
+            // Expected numbers of experts are rounded to bytes op by op.
+            assert!(apart.abs_diff(among) <= 6, "{batch} rows: {apart} and {among}");
+            assert!(apart > 30_000, "{batch} rows: {apart}");
+        }
+    }
 }

@@ -83,7 +83,7 @@ fn run(mut plan: Plan, pass: impl FnOnce(&mut Plan)) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_plans::{HIDDEN, VOCAB, decoder, latent, mixture, plan_of};
+    use crate::test_plans::{HIDDEN, PLAIN_ROUTER, VOCAB, decoder, latent, mixture, plan_of};
     use crate::{Activation, Graph, Heads, Op, Rope, RopeScaling, RouteWeights, Router, Rows, Scores, Value};
 
     fn op_names(plan: &Plan) -> Vec<&'static str> {
@@ -253,15 +253,7 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
             let units = g.glu(gate, up, Activation::Silu);
             let of_shared = g.linear(units, shared[2], VOCAB);
             let logits = g.linear(h, w.linear("router", 4, VOCAB, false)?, 4);
-            let router = Router {
-                top_k: 2,
-                scores: Scores::Sigmoid,
-                correction: None,
-                groups: None,
-                weights: RouteWeights::Normalised { eps: 0.0 },
-                scale: 1.8,
-                shared: 0,
-            };
+            let router = Router { scores: Scores::Sigmoid, scale: 1.8, ..PLAIN_ROUTER };
             let (ids, weights) = g.route(logits, router);
             let (gate, up) = (g.expert_linear(h, ids, stacks[0], VOCAB), g.expert_linear(h, ids, stacks[1], VOCAB));
             let units = g.glu(gate, up, Activation::Silu);
@@ -318,15 +310,7 @@ v8 = linear_residual(v7, v6; 0.down_proj.weight)
             let x = g.embed(w.get("table", [VOCAB, VOCAB])?, VOCAB);
             let h = g.rms_norm(x, w.norm("norm", VOCAB, 1e-6)?);
             let logits = g.linear(h, w.linear("gate", 4, VOCAB, false)?, 4);
-            let router = Router {
-                top_k: 1,
-                scores: Scores::Softmax,
-                correction: None,
-                groups: None,
-                weights: RouteWeights::Scores,
-                scale: 1.0,
-                shared: 0,
-            };
+            let router = Router { top_k: 1, weights: RouteWeights::Scores, ..PLAIN_ROUTER };
             let (ids, weights) = g.route(logits, router);
             let up = w.experts(|expert| format!("experts.{expert}"), 4, [VOCAB, VOCAB], false)?;
             let y = g.expert_linear(h, ids, up, VOCAB);
