@@ -354,8 +354,10 @@ FN void gemm_finish(CONST GemmSegment& s, const E& of, const GemmColumn<GLU>& c,
   v = gemm_scaled(v, scale, c.bias);
   if (GLU) {
     up = gemm_scaled(up, scale, c.up_bias);
-    const i32 activation = s.activation;
-    v = make_float4(near_gated(v.x, up.x, activation), near_gated(v.y, up.y, activation), near_gated(v.z, up.z, activation), near_gated(v.w, up.w, activation));
+    f32 gates[4] = {v.x, v.y, v.z, v.w};
+    const f32 ups[4] = {up.x, up.y, up.z, up.w};
+    near_gated<4>(gates, ups, s.activation);
+    v = make_float4(gates[0], gates[1], gates[2], gates[3]);
   } else {
     v = gemm_added(v, residual);
   }

@@ -376,7 +376,10 @@ FN void narrow_store(CONST GemmParams& p, CONST GemmSegment& s, const NarrowOutp
   v = make_float2(fma32(v.x, scale.x, out.bias), fma32(v.y, scale.y, out.bias));
   if (p.glu) {
     up = make_float2(fma32(up.x, scale.x, out.up_bias), fma32(up.y, scale.y, out.up_bias));
-    v = make_float2(near_gated(v.x, up.x, s.activation), near_gated(v.y, up.y, s.activation));
+    f32 gates[2] = {v.x, v.y};
+    const f32 ups[2] = {up.x, up.y};
+    near_gated<2>(gates, ups, s.activation);
+    v = make_float2(gates[0], gates[1]);
   }
   const bool both = row + 1 < rows;
   if (given(p.operand.rows)) {
