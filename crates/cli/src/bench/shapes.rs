@@ -380,7 +380,7 @@ mod tests {
         let bytes = matrices.zip(of_half_b).map(|(weight, format)| Tensor::byte_len(format, &weight.shape).unwrap());
         assert_eq!(bytes.sum::<usize>(), 391_573_504);
         let error = MatrixFormats::named("q7").unwrap_err().to_string();
-        assert!(error.contains("q4_0") && error.contains("int4, mxfp4+bf16, q5_k_m"), "{error}");
+        assert!(error.contains("q4_0") && error.contains("int4, int4_asym, mxfp4+bf16, q5_k_m"), "{error}");
     }
 
     #[test]
