@@ -7,9 +7,18 @@ pub(crate) fn unix_time() -> u64 {
 }
 
 /// The local time, which some templates tell the model.
+#[cfg(not(test))]
 pub(crate) fn local_now() -> time::PrimitiveDateTime {
     let now = time::OffsetDateTime::now_local().unwrap_or_else(|_| time::OffsetDateTime::now_utc());
     time::PrimitiveDateTime::new(now.date(), now.time())
+}
+
+/// The tests of this crate always have the same day: a template that tells it would give the model another prompt, and
+/// the model another answer, every day.
+#[cfg(test)]
+pub(crate) fn local_now() -> time::PrimitiveDateTime {
+    let day = time::Date::from_calendar_date(2026, time::Month::March, 5);
+    day.expect("this is a day").midnight()
 }
 
 /// The time in UTC, as RFC 3339 writes it.
