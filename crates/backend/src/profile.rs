@@ -76,10 +76,15 @@ pub struct StepRecord {
     pub shape: StepShape,
     /// When the backend was given the step.
     pub begin_ns: u64,
+    /// When the device had been given all of it; the begin where nothing is handed to a device.
+    pub submitted_ns: u64,
     /// When its results were ready.
     pub end_ns: u64,
-    /// When the record was made and handed over, which [`Recorder::push`] notes: since the end, that is the recording's own
-    /// price.
+    /// Until when the backend repeated parts of the step to find out how long each takes; the end where it timed them as they
+    /// ran. No user waits for that, so it is no part of any time.
+    pub measured_ns: u64,
+    /// When the record was made and handed over, which [`Recorder::push`] notes: since `measured_ns`, that is the recording's
+    /// own price.
     pub recorded_ns: u64,
     /// What the program does, in its order.
     pub ops: Arc<[OpInfo]>,
@@ -89,6 +94,9 @@ pub struct StepRecord {
     pub lanes: Arc<[String]>,
     /// Of all lanes. Those of one lane are in order and do not overlap; what lies between is nobody's.
     pub events: Vec<Event>,
+    /// Nanoseconds that each of `ops` takes where none begins before the one ahead has ended; empty where events are of such
+    /// a step, or of lanes that wait for each other at barriers.
+    pub alone_ns: Vec<u64>,
 }
 
 /// What a lane did for a while.

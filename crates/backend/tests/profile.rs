@@ -139,12 +139,15 @@ fn a_recorder_shares_its_steps_and_gives_each_once() {
     shared.push(StepRecord {
         shape,
         begin_ns,
+        submitted_ns: begin_ns,
         end_ns: shared.now_ns(),
+        measured_ns: shared.now_ns(),
         recorded_ns: 0,
         ops,
         costs: vec![],
         lanes,
         events: vec![],
+        alone_ns: vec![],
     });
     let steps = recorder.take();
     assert!(steps.len() == 1 && steps[0].begin_ns <= steps[0].end_ns && steps[0].end_ns <= steps[0].recorded_ns);

@@ -112,12 +112,15 @@ impl Recording {
         self.recorder.push(StepRecord {
             shape: input.shape(),
             begin_ns,
+            submitted_ns: begin_ns,
             end_ns,
+            measured_ns: end_ns,
             recorded_ns: end_ns,
             costs: program.instructions.iter().map(|instruction| cost(instruction, costs, facts.kv, input)).collect(),
             ops,
             lanes: self.lanes.clone(),
             events: self.events.iter().flat_map(|Padded(events)| events).copied().collect(),
+            alone_ns: vec![],
         });
     }
 }

@@ -20,10 +20,10 @@ use crate::driver::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::glu_bounds::GluBounds;
 use crate::kernels::{attention, choose, gemm_mma, rope_kv_write, sample};
 use crate::kv_cache::{KvCache, LayerCache};
-use crate::launch::Region;
+use crate::launch::{Launch, Region};
 use crate::ops::{self, OpLaunches};
 use crate::params::{Address, Chosen};
-use crate::profile;
+use crate::profile::{self, Watched};
 use crate::site::{ArenaLayout, LoadedPlan};
 use crate::step_input::max_positions;
 use crate::target::Target;
@@ -63,6 +63,8 @@ pub(crate) struct GpuExecutable {
     end: Epilogue,
     costs: CostModel,
     recording: Option<profile::Recording>,
+    /// The queued step that will leave a record, and its program.
+    watched: Option<(Watched, usize)>,
 }
 
 /// The memory that all programs share, as large as the largest needs.
@@ -232,6 +234,7 @@ impl GpuExecutable {
             end: Epilogue::None,
             costs,
             recording: None,
+            watched: None,
         })
     }
 
@@ -295,10 +298,24 @@ impl GpuExecutable {
 
     /// Steps under way that nobody has collected are of no more use.
     fn drain(&mut self) -> Result<(), BackendError> {
+        self.watched = None;
         while self.driver.num_under_way() > 0 {
             self.driver.collect().map_err(device_error(self.device.clone(), "a step"))?;
         }
         Ok(())
+    }
+
+    /// What chooses tokens behind the ops of `program`.
+    fn epilogue(&self, program: &Program, end: Epilogue) -> Vec<Launch> {
+        let (arena, step) = (self.memory.arena, self.memory.step);
+        let mut launches = vec![];
+        if end != Epilogue::None {
+            launches.extend(choose::launches(&self.loaded(ResultKind::Logits), &program.layout, arena, step));
+        }
+        if end == Epilogue::Sample {
+            launches.push(sample::launch(&self.loaded(ResultKind::Logits), &program.layout, arena, step));
+        }
+        launches
     }
 
     /// The recording of a program, made when it is asked for first.
@@ -308,13 +325,7 @@ impl GpuExecutable {
         }
         let program = &self.programs[index];
         let mut launches: Vec<_> = program.ops.iter().flat_map(|op| &op.launches).cloned().collect();
-        let (arena, step) = (self.memory.arena, self.memory.step);
-        if end != Epilogue::None {
-            launches.extend(choose::launches(&self.loaded(ResultKind::Logits), &program.layout, arena, step));
-        }
-        if end == Epilogue::Sample {
-            launches.push(sample::launch(&self.loaded(ResultKind::Logits), &program.layout, arena, step));
-        }
+        launches.extend(self.epilogue(program, end));
         let recording = self.driver.record(&launches).map_err(self.error("a program"))?;
         *self.programs[index].recording_of(end) = Some(recording);
         Ok(recording)
@@ -337,20 +348,20 @@ impl GpuExecutable {
         Ok(index)
     }
 
-    /// A step that is timed op by op, and leaves a record.
-    fn replay_recorded(&mut self, input: &StepInput, begin_ns: u64) -> Result<&[f32], BackendError> {
-        self.drain()?;
-        let index = self.begin(ResultKind::Logits, input, 0)?;
-        let step = self.memory.step.address;
-        self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
-        let launches: Vec<_> = self.programs[index].ops.iter().map(|op| &op.launches[..]).collect();
-        let edges = self.driver.time(&launches).map_err(device_error(self.device.clone(), "a step"))?;
-        let done_ns = self.recording.as_ref().map_or(begin_ns, profile::Recording::now_ns);
-        self.logits = self.read_value(index, self.plan.logits, input)?;
-        let Program { ops, infos, .. } = &self.programs[index];
-        let recording = self.recording.as_ref().expect("it said when the step began");
-        recording.end(begin_ns, done_ns, &edges, ops, infos, input);
-        Ok(&self.logits)
+    /// Hands over the record of a step that was collected at `end_ns`, whose input is still on the device.
+    fn leave_record(&mut self, (watched, index): (Watched, usize), end_ns: u64) -> Result<(), BackendError> {
+        let program = &self.programs[index];
+        let epilogue = self.epilogue(program, self.end);
+        let mut ops: Vec<_> = program.ops.iter().map(|op| &op.launches[..]).collect();
+        let mut infos = program.infos.clone();
+        if !epilogue.is_empty() {
+            infos = infos.iter().cloned().chain([profile::choice(&epilogue)]).collect();
+            ops.push(&epilogue);
+        }
+        let Some(recording) = &mut self.recording else { return Ok(()) };
+        let driver = &mut *self.driver;
+        let left = recording.end(watched, end_ns, infos, || profile::measure(driver, &ops));
+        left.map_err(device_error(self.device.clone(), "a step"))
     }
 
     /// The place of the program of that plan for steps of up to `shape`; makes it if there is none.
@@ -379,6 +390,7 @@ impl GpuExecutable {
     fn run(&mut self, kind: ResultKind, input: &StepInput) -> Result<&[f32], BackendError> {
         self.drain()?;
         self.end = Epilogue::None;
+        let begin_ns = self.begin_record().filter(|_| kind == ResultKind::Logits);
         let index = self.begin(kind, input, 0)?;
         let recording = self.recording(index, Epilogue::None)?;
         let program = &self.programs[index];
@@ -387,13 +399,29 @@ impl GpuExecutable {
         let error = device_error(device, "a step");
         let output = (result.region.address, rows * result.stride);
         self.driver.enqueue(recording, (self.memory.step.address, &self.words), output).map_err(&error)?;
-        let found: &[f32] = bytemuck::cast_slice(self.driver.collect().map_err(&error)?);
-        if result.stride == result.width {
-            return Ok(found);
+        let watched = self.watch(begin_ns, index, input);
+        if result.stride == result.width && watched.is_none() {
+            return Ok(bytemuck::cast_slice(self.driver.collect().map_err(&error)?));
         }
+        let found: &[f32] = bytemuck::cast_slice(self.driver.collect().map_err(&error)?);
         self.logits.clear();
         self.logits.extend(found.chunks_exact(result.stride).flat_map(|row| &row[..result.width]));
+        if let (Some(watched), Some(recording)) = (watched, &self.recording) {
+            let end_ns = recording.now_ns();
+            self.leave_record(watched, end_ns)?;
+        }
         Ok(&self.logits)
+    }
+
+    /// When the step that begins now began, if it is to leave a record.
+    fn begin_record(&self) -> Option<u64> {
+        self.recording.as_ref().and_then(profile::Recording::begin)
+    }
+
+    /// What is to be kept of a step that began at `begin_ns` and was just submitted.
+    fn watch(&self, begin_ns: Option<u64>, program: usize, input: &StepInput) -> Option<(Watched, usize)> {
+        let recording = self.recording.as_ref()?;
+        Some((recording.watch(begin_ns?, &self.programs[program].ops, input), program))
     }
 
     fn find(&self, kind: ResultKind, shape: StepShape) -> Result<usize, usize> {
@@ -461,8 +489,7 @@ impl Executable for GpuExecutable {
     }
 
     fn can_queue(&self) -> bool {
-        // What is recorded is one step after another.
-        self.recording.as_ref().is_none_or(|recording| !recording.is_on())
+        true
     }
 
     fn enqueue(&mut self, input: &StepInput) -> Result<(), BackendError> {
@@ -470,6 +497,9 @@ impl Executable for GpuExecutable {
             return Err(StepError(format!("a step more than the {STEPS_MAX} that can be under way")).into());
         }
         self.end = if input.sampling.is_empty() { Epilogue::Choose } else { Epilogue::Sample };
+        // Parts of a step are repeated once it has ended: then its input must still be there.
+        let is_alone = self.driver.num_under_way() == 0 && input.token_ids.iter().all(|&id| id < plan::FED);
+        let begin_ns = self.begin_record().filter(|_| is_alone);
         let index = self.begin(ResultKind::Logits, input, self.last_outputs)?;
         let recording = self.recording(index, self.end)?;
         let (outputs, device) = (input.output_rows.len(), self.device.clone());
@@ -477,6 +507,7 @@ impl Executable for GpuExecutable {
         self.driver
             .enqueue(recording, (self.memory.step.address, &self.words), output)
             .map_err(device_error(device, "a step"))?;
+        self.watched = self.watch(begin_ns, index, input);
         self.last_outputs = outputs;
         Ok(())
     }
@@ -485,12 +516,17 @@ impl Executable for GpuExecutable {
         if self.driver.num_under_way() == 0 {
             return Err(BackendError::NotQueued);
         }
+        let watched = self.watched.take();
         let found = self.driver.collect().map_err(device_error(self.device.clone(), "a step"))?;
         self.choices.clear();
         self.choices.extend(bytemuck::cast_slice::<u32, Chosen>(found).iter().map(|chosen| Choice {
             token_id: chosen.token_id as u32,
             fault: u32::try_from(chosen.faulty).ok().map(|id| (id, f32::from_bits(chosen.faulty_bits))),
         }));
+        if let (Some(watched), Some(recording)) = (watched, &self.recording) {
+            let end_ns = recording.now_ns();
+            self.leave_record(watched, end_ns)?;
+        }
         Ok(&self.choices)
     }
 
@@ -499,9 +535,6 @@ impl Executable for GpuExecutable {
     }
 
     fn replay(&mut self, input: &StepInput) -> Result<&[f32], BackendError> {
-        if let Some(begin_ns) = self.recording.as_ref().and_then(profile::Recording::begin) {
-            return self.replay_recorded(input, begin_ns);
-        }
         self.run(ResultKind::Logits, input)
     }
 

@@ -1,14 +1,19 @@
-//! What programs consist of, and the records of steps that are timed op by op.
+//! What programs consist of, and the records of steps.
 //!
-//! A recorded step is not the recorded program: its kernels are launched one after another with a mark of the device's
-//! clock between any two ops, so that none begins before the one ahead has ended. It takes longer than a replay, and
-//! the sum of its parts is the upper bound of what each op costs in one.
+//! A recorded step is the recorded program, submitted as any other: no mark lies between its kernels, because a mark would
+//! keep a kernel from beginning before the one ahead has ended. What each op takes is measured behind the step: the
+//! program is replayed up to each of its ops, and an op takes what a replay takes longer with it. Every
+//! [`MEASURED_EVERY`]th step is measured; those between have the times of the one before, because a position more changes
+//! nothing that can be seen. Beside it the ops are timed one after another. Where a driver cannot time replays, that is all
+//! there is: the sum of its parts is the upper bound of what each op costs in a replay.
 
 use std::sync::Arc;
 
-use backend::profile::{CostModel, Event, OpInfo, Part, Recorder, StepRecord};
-use plan::{Plan, StepInput};
+use backend::profile::{Cost, CostModel, Event, OpInfo, Part, Recorder, StepRecord};
+use plan::{Plan, StepInput, StepShape};
 
+use crate::driver::{Driver, DriverError};
+use crate::launch::Launch;
 use crate::ops::OpLaunches;
 use crate::weights::DeviceWeights;
 
@@ -33,16 +38,44 @@ pub(crate) fn infos(plan: &Plan, weights: &DeviceWeights, ops: &[OpLaunches]) ->
     ops.iter().map(&mut info).collect()
 }
 
+/// Of so many steps of a program one is measured.
+const MEASURED_EVERY: usize = 16;
+
+/// What chooses tokens behind the ops of a plan, as an op.
+pub(crate) fn choice(launches: &[Launch]) -> OpInfo {
+    let kernels: Vec<_> = launches.iter().map(|launch| launch.kernel).collect();
+    OpInfo { rows: plan::Rows::Outputs, launches: Some(launches.len()), ..OpInfo::own("choose", kernels.join(" + ")) }
+}
+
 /// Where an executable's records go, and what is the same in all of them.
 pub(crate) struct Recording {
     recorder: Recorder,
     costs: CostModel,
     lanes: Arc<[String]>,
+    /// Of the program that ran last, and how many steps ago that was measured.
+    times: Option<(Arc<[OpInfo]>, OpTimes, usize)>,
+}
+
+/// How long the ops of a step take.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OpTimes {
+    /// When each op began and the last one ended, by the device's clock: one number more than there are ops.
+    pub(crate) edges_ns: Vec<u64>,
+    /// What each takes by itself; empty where the edges say so.
+    pub(crate) alone_ns: Vec<u64>,
+}
+
+/// A step that will leave a record.
+pub(crate) struct Watched {
+    pub(crate) begin_ns: u64,
+    pub(crate) submitted_ns: u64,
+    pub(crate) shape: StepShape,
+    pub(crate) costs: Vec<Cost>,
 }
 
 impl Recording {
     pub(crate) fn new(recorder: Recorder, device: &str, costs: CostModel) -> Self {
-        Self { recorder, costs, lanes: Arc::new([device.to_owned()]) }
+        Self { recorder, costs, lanes: Arc::new([device.to_owned()]), times: None }
     }
 
     /// When the step that begins now began; `None` if it is not to be recorded.
@@ -50,27 +83,35 @@ impl Recording {
         self.recorder.is_on().then(|| self.recorder.now_ns())
     }
 
-    pub(crate) fn is_on(&self) -> bool {
-        self.recorder.is_on()
-    }
-
     pub(crate) fn now_ns(&self) -> u64 {
         self.recorder.now_ns()
     }
 
-    /// Hands over the record of a step that began at `begin_ns`. The device's clock showed `edges_ns` at the begin of
-    /// each op and at the end of the last, which was at `done_ns` by the host's.
+    /// What is known of a step that began at `begin_ns` and has just been submitted.
+    pub(crate) fn watch(&self, begin_ns: u64, ops: &[OpLaunches], input: &StepInput) -> Watched {
+        let costs = ops.iter().map(|op| self.costs.of_op(op.op, input)).collect();
+        Watched { begin_ns, submitted_ns: self.now_ns(), shape: input.shape(), costs }
+    }
+
+    /// Hands over the record of a step whose results were ready at `end_ns` and that ran `ops`; has their times measured by
+    /// `measure` if it is their turn.
     pub(crate) fn end(
-        &self,
-        begin_ns: u64,
-        done_ns: u64,
-        edges_ns: &[u64],
-        ops: &[OpLaunches],
-        infos: &Arc<[OpInfo]>,
-        input: &StepInput,
-    ) {
-        let last = edges_ns.last().copied().unwrap_or(0);
-        let on_host = |edge: u64| done_ns.saturating_sub(last - edge.min(last)).max(begin_ns);
+        &mut self,
+        step: Watched,
+        end_ns: u64,
+        ops: Arc<[OpInfo]>,
+        measure: impl FnOnce() -> Result<OpTimes, DriverError>,
+    ) -> Result<(), DriverError> {
+        let known = self.times.take().filter(|(of, _, age)| *of == ops && *age < MEASURED_EVERY);
+        let (_, times, age) = match known {
+            Some(known) => known,
+            None => (ops.clone(), measure()?, 0),
+        };
+        let Watched { begin_ns, submitted_ns, shape, mut costs } = step;
+        // What ends the program is no op of the plan.
+        costs.resize(ops.len(), Cost::default());
+        let last = times.edges_ns.last().copied().unwrap_or(0);
+        let on_host = |edge: u64| end_ns.saturating_sub(last - edge.min(last)).max(begin_ns);
         let event = |(op, edges): (usize, &[u64])| Event {
             op: op as u32,
             lane: 0,
@@ -78,18 +119,35 @@ impl Recording {
             begin_ns: on_host(edges[0]),
             end_ns: on_host(edges[1]),
         };
-        let end_ns = self.recorder.now_ns();
+        let measured_ns = self.recorder.now_ns();
         self.recorder.push(StepRecord {
-            shape: input.shape(),
+            shape,
             begin_ns,
+            submitted_ns,
             end_ns,
-            recorded_ns: end_ns,
-            ops: infos.clone(),
-            costs: ops.iter().map(|op| self.costs.of_op(op.op, input)).collect(),
+            measured_ns,
+            recorded_ns: measured_ns,
+            ops: ops.clone(),
+            costs,
             lanes: self.lanes.clone(),
-            events: edges_ns.windows(2).enumerate().map(event).collect(),
+            events: times.edges_ns.windows(2).enumerate().map(event).collect(),
+            alone_ns: times.alone_ns.clone(),
         });
+        self.times = Some((ops, times, age + 1));
+        Ok(())
     }
+}
+
+/// How long the launches of some ops take, in a replay of all of them and one after another.
+pub(crate) fn measure(driver: &mut dyn Driver, ops: &[&[Launch]]) -> Result<OpTimes, DriverError> {
+    let in_replay = driver.time_in_replay(ops)?;
+    let one_by_one = driver.time(ops)?;
+    Ok(match in_replay {
+        Some(edges_ns) => {
+            OpTimes { edges_ns, alone_ns: one_by_one.windows(2).map(|edges| edges[1] - edges[0]).collect() }
+        }
+        None => OpTimes { edges_ns: one_by_one, alone_ns: vec![] },
+    })
 }
 
 /// What the ops of `plan` have to do with these weights.

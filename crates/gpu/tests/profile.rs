@@ -57,6 +57,9 @@ fn is_recorded(mut executable: Box<dyn Executable>) {
     assert_eq!(record.ops.to_vec(), executable.variants(step().shape()).unwrap());
     assert_eq!(record.events.len(), record.ops.len());
     assert!(record.costs.len() == record.ops.len() && record.lanes.len() == 1 && record.lanes[0].ends_with("sim"));
+    assert!(record.begin_ns <= record.submitted_ns && record.submitted_ns <= record.end_ns);
+    assert!(record.end_ns < record.measured_ns && record.measured_ns <= record.recorded_ns);
+    assert_eq!(record.alone_ns.len(), record.ops.len());
     assert!(record.events.is_sorted_by_key(|event| event.begin_ns));
     for (index, event) in record.events.iter().enumerate() {
         assert_eq!(event.op as usize, index);
@@ -64,4 +67,48 @@ fn is_recorded(mut executable: Box<dyn Executable>) {
     }
     let head = record.costs.last().unwrap();
     assert!(head.bytes > 0 && head.flops > 0);
+}
+
+/// Two steps that choose tokens on the device, with and without a recorder: what is repeated of the first to measure it must
+/// leave no trace in the second.
+#[test]
+fn a_queued_step_that_is_recorded_chooses_the_same_tokens() {
+    let steps = |executable: &mut dyn Executable| -> Vec<u32> {
+        let mut input = step();
+        let mut found = vec![];
+        for position in 5..9 {
+            executable.enqueue(&input).unwrap();
+            let token = executable.collect().unwrap()[0].token_id;
+            found.push(token);
+            input.clear();
+            input.push_sequence(&[token], position, &[2]);
+            input.output_rows.push(0);
+        }
+        found
+    };
+    for dialect in [SimDialect::Cuda, SimDialect::Metal] {
+        let expected = steps(&mut *executable(dialect));
+        let mut executable = executable(dialect);
+        let recorder = Recorder::new();
+        executable.record(recorder.clone()).unwrap();
+        recorder.set_on(true);
+        assert_eq!(steps(&mut *executable), expected);
+        let records = recorder.take();
+        assert_eq!(records.len(), 4);
+        for record in &records {
+            let choice = record.ops.last().unwrap();
+            assert_eq!((choice.name, record.events.len()), ("choose", record.ops.len()));
+            assert_eq!((record.costs.len(), record.alone_ns.len()), (record.ops.len(), record.ops.len()));
+            let last = record.events.last().unwrap();
+            assert_eq!(last.end_ns, record.end_ns);
+        }
+        // The prompt is a program of its own; of the others the first alone is measured.
+        let measured = |index: usize| records[index].measured_ns - records[index].end_ns;
+        let times = |index: usize| records[index].alone_ns.clone();
+        assert!(
+            times(1) == times(2) && times(2) == times(3) && times(0) != times(1),
+            "{:?}",
+            [0, 1, 2, 3].map(measured)
+        );
+    }
 }

@@ -37,19 +37,31 @@ impl Report {
         for phase in &self.phases {
             out.push_str(&phase_table(phase, self.decodes_text));
         }
+        out.push_str(if self.phases.iter().any(is_replayed) {
+            "\nAn op takes what it adds to a replay of the step, which was measured behind the step; alone, it begins once the \
+             op ahead has ended."
+        } else {
+            "\nAn op takes what its threads take on average, their waits included."
+        });
         out.push_str(
-            "\nAn op takes what its threads take on average, their waits included. GB/s count weights and cache, each byte \
-             once.\nThese figures are of a program that watches itself: `hotmetal bench` measures how fast it is alone.\n",
+            " GB/s count weights and cache, each byte once.\nThese figures are of a program that watches itself: `hotmetal \
+             bench` measures how fast it is alone.\n",
         );
         out
     }
 }
 
+/// Whether ops were measured in replays of the step, and once more one after another.
+fn is_replayed(phase: &Summary) -> bool {
+    phase.ops.iter().any(|op| op.alone_us.is_some())
+}
+
 fn phase_table(phase: &Summary, decodes_text: bool) -> String {
+    let is_replayed = is_replayed(phase);
     let plural = |n: usize| if n == 1 { "" } else { "s" };
     let mut out = format!(
         "\n### {} @ d{}: {:.1} ms in {} step{}, {} time{} recorded\n\n\
-         | op | shape | format | count | total ms | mean µs | p95 µs | waiting | GB/s | GFLOP/s | of roofline | of wall |\n\
+         | op | shape | format | count | total ms | mean µs | p95 µs | {} | GB/s | GFLOP/s | of roofline | of wall |\n\
          | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
         phase.test,
         phase.depth,
@@ -58,9 +70,10 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
         plural(phase.steps),
         phase.repetitions,
         plural(phase.repetitions),
+        if is_replayed { "alone µs" } else { "waiting" },
     );
     for op in &phase.ops {
-        out.push_str(&op_line(op));
+        out.push_str(&op_line(op, is_replayed));
     }
     for part in phase.rest.iter().filter(|part| decodes_text || part.part != "decode text") {
         let (total, mean, share) = (part.total_ms, part.mean_us, percent(part.wall_share));
@@ -72,7 +85,7 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
         out,
         "| **sum** | | | | {:.2} | | | {} | {:.1} | {:.1} | {} | {} |\n",
         phase.wall_ms * phase.parts_share,
-        percent(waiting),
+        if is_replayed { String::new() } else { percent(waiting) },
         phase.bandwidth_gb_s,
         phase.flops_per_s / 1e9,
         percent(phase.roofline_share),
@@ -82,8 +95,21 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
     for thread in &phase.threads {
         let share = |ms: f64| percent(ms / phase.wall_ms);
         let (work, wait, idle) = (share(thread.work_ms), share(thread.wait_ms), share(thread.idle_ms));
-        writeln!(out, "- {}: {work} working, {wait} waiting at barriers, {idle} outside ops", thread.thread)
+        let waits = if is_replayed { String::new() } else { format!("{wait} waiting at barriers, ") };
+        writeln!(out, "- {}: {work} working, {waits}{idle} outside ops", thread.thread)
             .expect("a string takes any text");
+    }
+    if is_replayed {
+        let alone_ms: f64 = phase.ops.iter().map(|op| op.alone_us.unwrap_or(0.0) * op.count as f64 / 1e3).sum();
+        let replayed_ms: f64 = phase.ops.iter().map(|op| op.total_ms).sum();
+        let (a_step, steps) = (replayed_ms / phase.steps as f64, phase.steps as f64);
+        writeln!(
+            out,
+            "- the ops of a step: {a_step:.3} ms in a replay, {:.3} ms one after another ({:.2} ×)",
+            alone_ms / steps,
+            alone_ms / replayed_ms,
+        )
+        .expect("a string takes any text");
     }
     let ceiling = &phase.ceiling;
     write!(out, "- measured beside it: {:.1} GB/s read", ceiling.read_bandwidth_gb_s).expect("a string takes any text");
@@ -105,7 +131,7 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
     out
 }
 
-fn op_line(op: &OpRow) -> String {
+fn op_line(op: &OpRow, is_replayed: bool) -> String {
     let number =
         |value: Option<f64>, scale: f64| value.map_or("–".to_owned(), |value| format!("{:.1}", value / scale));
     let cells = [
@@ -116,7 +142,11 @@ fn op_line(op: &OpRow) -> String {
         format!("{:.2}", op.total_ms),
         format!("{:.1}", op.mean_us),
         format!("{:.1}", op.p95_us),
-        percent(op.wait_ms / op.total_ms.max(f64::MIN_POSITIVE)),
+        match op.alone_us {
+            Some(alone_us) => format!("{alone_us:.1}"),
+            None if is_replayed => String::new(),
+            None => percent(op.wait_ms / op.total_ms.max(f64::MIN_POSITIVE)),
+        },
         number(op.bandwidth_gb_s, 1.0),
         number(op.flops_per_s, 1e9),
         op.roofline_share.map_or("–".to_owned(), percent),

@@ -69,9 +69,10 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// From its begin to its end.
+    /// From its begin to its end, less what it took to measure parts of steps behind them.
     pub(super) fn wall_ns(&self) -> f64 {
-        (self.end_ns - self.begin_ns) as f64
+        let measured: u64 = self.steps.iter().map(Step::measured_ns).sum();
+        (self.end_ns - self.begin_ns - measured) as f64
     }
 }
 
@@ -85,6 +86,13 @@ pub(super) struct Step {
     pub(super) sampled_ns: u64,
     /// When their text was decoded.
     pub(super) end_ns: u64,
+}
+
+impl Step {
+    /// What it took to repeat parts of it, between its end and what follows.
+    pub(super) fn measured_ns(&self) -> u64 {
+        self.record.measured_ns - self.record.end_ns
+    }
 }
 
 /// The edges of a step that the host sees.

@@ -1,5 +1,6 @@
 //! Where the time of a phase went. Every nanosecond of wall time is in exactly one part: an op (its work and its waits,
-//! as the mean of all lanes), the edges of the device's steps, or the host; so the parts add up to the wall time.
+//! as the mean of all lanes), the edges of the device's steps, or the host; so the parts add up to the wall time. What a
+//! device repeats of a step to measure it is no part of it.
 
 use std::collections::BTreeMap;
 
@@ -88,6 +89,8 @@ pub(super) struct OpRow {
     pub(super) total_ms: f64,
     pub(super) mean_us: f64,
     pub(super) p95_us: f64,
+    /// What it takes where none begins before the one ahead has ended, on average; none where `mean_us` is of such steps.
+    pub(super) alone_us: Option<f64>,
     /// Of `total_ms`, what threads waited for each other, on average.
     pub(super) wait_ms: f64,
     /// Weights and cache that had to be moved, by the total time; none where nothing had to.
@@ -146,10 +149,10 @@ pub(super) fn summarize(measured: &Measured, ceiling: Ceiling, clock_reading_ns:
         add_ops(record, &mut groups);
         add_lanes(record, &mut threads, &mut rest);
         rest.schedule += between(step.begin_ns, record.begin_ns);
-        rest.record += between(record.end_ns, record.recorded_ns);
+        rest.record += between(record.measured_ns, record.recorded_ns);
         rest.sample += between(record.recorded_ns, step.sampled_ns);
         rest.decode_text += between(step.sampled_ns, step.end_ns);
-        rest.between_steps -= between(step.begin_ns, step.end_ns);
+        rest.between_steps -= between(step.begin_ns, step.end_ns) - step.measured_ns() as f64;
     }
     for thread in &mut threads {
         thread.idle_ms = wall_ns / 1e6 - thread.work_ms - thread.wait_ms;
@@ -201,6 +204,8 @@ type Kind = (&'static str, String, String, String);
 struct Group {
     /// Nanoseconds of each, its waits included.
     elapsed_ns: Vec<f64>,
+    /// Nanoseconds of all of them, one by one; 0 where that was not measured.
+    alone_ns: f64,
     wait_ns: f64,
     bytes: f64,
     flops: f64,
@@ -218,9 +223,12 @@ fn add_ops(record: &StepRecord, groups: &mut BTreeMap<Kind, Group>) {
             *waited += ns;
         }
     }
-    for ((op, &Cost { bytes, flops }), (elapsed, waited)) in record.ops.iter().zip(&record.costs).zip(times) {
+    let alone = record.alone_ns.iter().copied().chain(std::iter::repeat(0));
+    let ops = record.ops.iter().zip(&record.costs).zip(times).zip(alone);
+    for (((op, &Cost { bytes, flops }), (elapsed, waited)), alone_ns) in ops {
         let group = groups.entry((op.name, op.shape(record.shape), op.format(), op.variant.clone())).or_default();
         group.elapsed_ns.push(elapsed);
+        group.alone_ns += alone_ns as f64;
         group.wait_ns += waited;
         group.bytes += bytes as f64;
         group.flops += flops as f64;
@@ -246,7 +254,9 @@ fn add_lanes(record: &StepRecord, threads: &mut Vec<ThreadRow>, rest: &mut Rest)
             }
         }
         let first = events().map(|event| event.begin_ns).min().unwrap_or(record.end_ns);
-        rest.begin_step += between(record.begin_ns, first) / num_lanes;
+        let submitted = record.submitted_ns.min(first);
+        rest.submit += between(record.begin_ns, submitted) / num_lanes;
+        rest.begin_step += between(submitted, first) / num_lanes;
         rest.end_step += (between(first, record.end_ns) - covered) / num_lanes;
     }
 }
@@ -262,7 +272,7 @@ impl Group {
     fn into_row(self, kind: Kind, ceiling: &Ceiling, wall_ns: f64) -> OpRow {
         let allowed_ns = self.allowed_ns(&kind, ceiling);
         let (op, shape, format, variant) = kind;
-        let Self { elapsed_ns, wait_ns, bytes, flops } = self;
+        let Self { elapsed_ns, alone_ns, wait_ns, bytes, flops } = self;
         let total_ns: f64 = elapsed_ns.iter().sum();
         OpRow {
             op,
@@ -273,6 +283,7 @@ impl Group {
             total_ms: total_ns / 1e6,
             mean_us: total_ns / elapsed_ns.len() as f64 / 1e3,
             p95_us: Percentiles::of(&elapsed_ns).p95 / 1e3,
+            alone_us: (alone_ns > 0.0).then(|| alone_ns / elapsed_ns.len() as f64 / 1e3),
             wait_ms: wait_ns / 1e6,
             bandwidth_gb_s: (bytes > 0.0).then(|| bytes / total_ns),
             flops_per_s: (flops > 0.0).then(|| flops / total_ns * 1e9),
@@ -287,6 +298,8 @@ impl Group {
 struct Rest {
     /// The engine chooses the sequences and writes the step down.
     schedule: f64,
+    /// The host hands the step to a device that runs beside it, until the first op begins.
+    submit: f64,
     /// The device gets ready, and its lanes wake up.
     begin_step: f64,
     /// The lanes come to rest.
@@ -303,6 +316,7 @@ impl Rest {
     fn into_rows(self, num_steps: usize, wall_ns: f64) -> Vec<RestRow> {
         let parts = [
             ("schedule", self.schedule),
+            ("submit", self.submit),
             ("begin step", self.begin_step),
             ("end step", self.end_step),
             ("record", self.record),
@@ -332,14 +346,19 @@ mod tests {
         Event { op, lane, part, begin_ns, end_ns }
     }
 
-    /// A run from 0 to 1000 with one step: scheduled from 10, on the device from 100 to 900, two ops on two lanes.
+    /// How long the parts of the step were measured behind it, which no figure may show.
+    const MEASURED_NS: u64 = 5000;
+
+    /// A run from 0 to 1000, but for that, with one step: scheduled from 10, on the device from 100 to 900, two ops on two lanes.
     fn measured() -> Measured {
         let ops = ["first", "second"].map(|name| OpInfo::own(name, "plain".to_owned()));
         let record = StepRecord {
             shape: StepShape { tokens: 4, sequences: 1, outputs: 1 },
             begin_ns: 100,
+            submitted_ns: 106,
             end_ns: 900,
-            recorded_ns: 910,
+            measured_ns: 900 + MEASURED_NS,
+            recorded_ns: 910 + MEASURED_NS,
             ops: ops.into(),
             costs: vec![Cost { bytes: 2400, flops: 1200 }, Cost::default()],
             lanes: ["a".to_owned(), "b".to_owned()].into(),
@@ -351,9 +370,10 @@ mod tests {
                 // A gap, as a device may leave one.
                 event(1, 1, Part::Work, 500, 880),
             ],
+            alone_ns: vec![300, 0],
         };
-        let step = Step { begin_ns: 10, record, sampled_ns: 950, end_ns: 990 };
-        let recorded = vec![Trial { begin_ns: 0, end_ns: 1000, depth: 0, steps: vec![step] }];
+        let step = Step { begin_ns: 10, record, sampled_ns: 950 + MEASURED_NS, end_ns: 990 + MEASURED_NS };
+        let recorded = vec![Trial { begin_ns: 0, end_ns: 1000 + MEASURED_NS, depth: 0, steps: vec![step] }];
         Measured { phase: Phase::Prefill { tokens: 4, depth: 0 }, depth: 0, recorded, unrecorded_ns: vec![800.0] }
     }
 
@@ -375,7 +395,8 @@ mod tests {
         let rest: Vec<_> = summary.rest.iter().map(|row| (row.part, (row.total_ms * 1e6).round())).collect();
         let expected = [
             ("schedule", 90.0),
-            ("begin step", 20.0),
+            ("submit", 6.0),
+            ("begin step", 14.0),
             ("end step", 60.0),
             ("record", 10.0),
             ("sample", 40.0),
@@ -406,6 +427,8 @@ mod tests {
         near(first.total_ms * 1e6, 290.0);
         near(first.wait_ms * 1e6, 50.0);
         near(second.total_ms * 1e6, 430.0);
+        near(first.alone_us.unwrap() * 1e3, 300.0);
+        assert_eq!(second.alone_us, None);
         near(first.wall_share, 0.29);
         near(first.bandwidth_gb_s.unwrap(), 2400.0 / 290.0);
         near(first.flops_per_s.unwrap(), 1200.0 / 290.0 * 1e9);

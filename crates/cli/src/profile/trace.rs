@@ -70,12 +70,14 @@ fn write_host<W: Write>(out: &mut Writer<W>, index: usize, step: &Step) -> std::
     out.event(&span("step", "step", HOST, (*begin_ns, *end_ns), args))?;
     let parts = [
         ("schedule", *begin_ns, record.begin_ns),
-        ("device", record.begin_ns, record.end_ns),
-        ("record", record.end_ns, record.recorded_ns),
+        ("submit", record.begin_ns, record.submitted_ns),
+        ("device", record.submitted_ns, record.end_ns),
+        ("measure parts", record.end_ns, record.measured_ns),
+        ("record", record.measured_ns, record.recorded_ns),
         ("sample", record.recorded_ns, *sampled_ns),
         ("decode text", *sampled_ns, *end_ns),
     ];
-    for (name, begin, end) in parts {
+    for (name, begin, end) in parts.into_iter().filter(|(_, begin, end)| end > begin) {
         out.event(&span(name, "host", HOST, (begin, end), json!({})))?;
     }
     Ok(())
@@ -89,7 +91,7 @@ fn of_lane(record: &StepRecord, event: &Event) -> Value {
         Part::Work => {
             let args = json!({
                 "layer": op.layer, "format": op.format(), "shape": op.shape(record.shape), "variant": op.variant,
-                "bytes": cost.bytes, "flops": cost.flops,
+                "bytes": cost.bytes, "flops": cost.flops, "alone_us": record.alone_ns.get(index).map(|&ns| ns as f64 / 1e3),
             });
             span(op.name, "op", track, times, args)
         }

@@ -362,6 +362,53 @@ impl CudaDriver {
         unsafe { result::event::record(slot.done, stream) }.map_err(failed)
     }
 
+    /// Makes a graph of what `enqueue` puts into the stream, ready to be launched.
+    fn capture(
+        &mut self,
+        enqueue: impl FnOnce(&mut Self) -> Result<(), DriverError>,
+    ) -> Result<sys::CUgraphExec, DriverError> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives until `drop`.
+        unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed)?;
+        let enqueued = enqueue(self);
+        // SAFETY: as above; the capture ends whatever happened.
+        let graph = unsafe { result::stream::end_capture(self.stream) };
+        enqueued?;
+        let graph = graph.map_err(failed)?;
+        // SAFETY: the graph was just made.
+        let instantiated = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
+        // SAFETY: the graph is not needed any more.
+        unsafe { result::graph::destroy(graph) }.map_err(failed)?;
+        instantiated.map_err(failed)
+    }
+
+    /// How long a graph of `launches` takes on the device, from its begin to the end of its last kernel: the median of
+    /// [`TIMED_REPLAYS`], in nanoseconds.
+    fn time_replay(&mut self, launches: &[&Launch], edges: &Events) -> Result<u64, DriverError> {
+        let graph = self.capture(|driver| {
+            edges.pass(0, driver.stream)?;
+            for (place, launch) in launches.iter().enumerate() {
+                // Only behind a kernel can a kernel begin early.
+                let early_start = launch.early_start && place > 0;
+                driver.enqueue_kernel(&Launch { early_start, ..(*launch).clone() })?;
+            }
+            edges.pass(1, driver.stream)
+        })?;
+        let mut replay = || {
+            // SAFETY: just made, on a stream that lives.
+            unsafe { result::graph::launch(graph, self.stream) }.map_err(failed)?;
+            self.synchronize()?;
+            Ok(edges.edges_ns()?[1])
+        };
+        let times: Result<Vec<u64>, DriverError> = (0..TIMED_REPLAYS).map(|_| replay()).collect();
+        // SAFETY: made above, and not used again; it is not running, or the context is lost.
+        let destroyed = unsafe { result::graph::exec_destroy(graph) }.map_err(failed);
+        let mut times = times?;
+        destroyed?;
+        times.sort_unstable();
+        Ok(times[times.len() / 2])
+    }
+
     fn synchronize(&mut self) -> Result<(), DriverError> {
         self.counters.waits += 1;
         // SAFETY: the stream lives until `drop`.
@@ -454,6 +501,22 @@ impl Driver for CudaDriver {
         events.edges_ns()
     }
 
+    fn time_in_replay(&mut self, ops: &[&[Launch]]) -> Result<Option<Vec<u64>>, DriverError> {
+        if self.eager {
+            return Ok(None);
+        }
+        self.enter()?;
+        let edges_of_replay = Events::new(2)?;
+        let mut launches = vec![];
+        let mut edges = vec![self.time_replay(&launches, &edges_of_replay)?];
+        for op in ops {
+            launches.extend(*op);
+            let last = edges[edges.len() - 1];
+            edges.push(if op.is_empty() { last } else { self.time_replay(&launches, &edges_of_replay)?.max(last) });
+        }
+        Ok(Some(edges))
+    }
+
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError> {
         self.enter()?;
         if self.eager {
@@ -462,19 +525,7 @@ impl Driver for CudaDriver {
             self.recordings.push(Recorded::Launches(launches.into()));
             return Ok(Recording(self.recordings.len() - 1));
         }
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream lives until `drop`.
-        unsafe { result::stream::begin_capture(self.stream, mode) }.map_err(failed)?;
-        let enqueued = launches.iter().try_for_each(|launch| self.enqueue_kernel(launch));
-        // SAFETY: as above; the capture ends whatever happened.
-        let graph = unsafe { result::stream::end_capture(self.stream) };
-        enqueued?;
-        let graph = graph.map_err(failed)?;
-        // SAFETY: the graph was just made.
-        let recording = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
-        // SAFETY: the graph is not needed any more.
-        unsafe { result::graph::destroy(graph) }.map_err(failed)?;
-        let recording = recording.map_err(failed)?;
+        let recording = self.capture(|driver| launches.iter().try_for_each(|launch| driver.enqueue_kernel(launch)))?;
         self.recordings.push(Recorded::Graph(recording));
         // SAFETY: just made, on a stream that lives.
         unsafe { result::graph::upload(recording, self.stream) }.map_err(failed)?;
@@ -565,6 +616,22 @@ impl Drop for CudaDriver {
 struct Events(Vec<sys::CUevent>);
 
 impl Events {
+    /// So many marks that are nowhere yet.
+    fn new(count: usize) -> Result<Self, DriverError> {
+        let mut events = Self(Vec::with_capacity(count));
+        for _ in 0..count {
+            events.0.push(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(failed)?);
+        }
+        Ok(events)
+    }
+
+    /// Puts mark `index` at the end of what `stream` captures: each launch of the graph passes it.
+    fn pass(&self, index: usize, stream: sys::CUstream) -> Result<(), DriverError> {
+        let is_of_graph = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+        // SAFETY: the event lives until `drop`, and graphs that pass it are not launched after that.
+        unsafe { sys::cuEventRecordWithFlags(self.0[index], stream, is_of_graph) }.result().map_err(failed)
+    }
+
     /// Adds a mark at the end of `stream`.
     fn mark(&mut self, stream: sys::CUstream) -> Result<(), DriverError> {
         self.0.push(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(failed)?);
@@ -693,6 +760,9 @@ impl Drop for Staging {
         self.pinned.free();
     }
 }
+
+/// How often a part of a step is replayed to find out how long it takes.
+const TIMED_REPLAYS: usize = 3;
 
 const OUT_OF_MEMORY: CudaError = CudaError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY);
 

@@ -90,6 +90,12 @@ pub(crate) trait Driver: Send {
         Ok(edges)
     }
 
+    /// The same times within a replay of all of these ops, which no clock interrupts: what each op adds to it. Runs the ops
+    /// several times, and waits. `None` from a driver that cannot do it.
+    fn time_in_replay(&mut self, _ops: &[&[Launch]]) -> Result<Option<Vec<u64>>, DriverError> {
+        Ok(None)
+    }
+
     /// Makes a recording of `launches`, in order.
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError>;
 

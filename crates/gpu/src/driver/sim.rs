@@ -8,6 +8,7 @@ use std::alloc::{self, Layout};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use backend::Counters;
 use bytes::Bytes;
@@ -290,6 +291,20 @@ impl Driver for SimDriver {
         self.faults.of_call(None)?;
         self.counters.launches += 1;
         self.run(launch)
+    }
+
+    /// By the host's clock.
+    fn time_in_replay(&mut self, ops: &[&[Launch]]) -> Result<Option<Vec<u64>>, DriverError> {
+        let mut edges = vec![0];
+        for end in 1..=ops.len() {
+            // As a driver does that copies the step input ahead of a replay.
+            // SAFETY: forgets what was noted of this thread's launches.
+            unsafe { hotmetal_sim_begin_step() };
+            let begun = Instant::now();
+            ops[..end].iter().flat_map(|launches| *launches).try_for_each(|launch| self.run(launch))?;
+            edges.push((begun.elapsed().as_nanos() as u64).max(edges[end - 1]));
+        }
+        Ok(Some(edges))
     }
 
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DriverError> {
