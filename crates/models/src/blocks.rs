@@ -12,11 +12,18 @@ pub(crate) fn gated_mlp(
     hidden: usize,
     x: Value,
 ) -> Result<Value, BuildError> {
-    let &Mlp { intermediate_size: intermediate, hidden_act, bias } = mlp;
-    let gate = g.linear(x, w.linear("gate_proj", intermediate, hidden, bias)?, intermediate);
-    let up = g.linear(x, w.linear("up_proj", intermediate, hidden, bias)?, intermediate);
-    let h = g.glu(gate, up, hidden_act);
-    Ok(g.linear(h, w.linear("down_proj", hidden, intermediate, bias)?, hidden))
+    let &Mlp { intermediate_size: intermediate, bias, .. } = mlp;
+    let gate = w.linear("gate_proj", intermediate, hidden, bias)?;
+    let up = w.linear("up_proj", intermediate, hidden, bias)?;
+    let down = w.linear("down_proj", hidden, intermediate, bias)?;
+    Ok(gated_mlp_of(g, mlp, hidden, [gate, up, down], x))
+}
+
+/// The same, of the projections gate, up and down.
+pub(crate) fn gated_mlp_of(g: &mut Graph, mlp: &Mlp, hidden: usize, [gate, up, down]: [Linear; 3], x: Value) -> Value {
+    let (gate, up) = (g.linear(x, gate, mlp.intermediate_size), g.linear(x, up, mlp.intermediate_size));
+    let h = g.glu(gate, up, mlp.hidden_act);
+    g.linear(h, down, hidden)
 }
 
 /// A pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)), (tokens, hidden_size). `attention` gets the weights

@@ -42,15 +42,7 @@ impl Experts {
     /// A router by the softmax over all experts; with `normalised`, the weights of those that are chosen add up to one.
     pub(crate) fn softmax_router(&self, normalised: bool) -> Router {
         let weights = if normalised { RouteWeights::Normalised { eps: 0.0 } } else { RouteWeights::Scores };
-        Router {
-            top_k: self.top_k,
-            scores: Scores::Softmax,
-            correction: None,
-            groups: None,
-            weights,
-            scale: 1.0,
-            shared: 0,
-        }
+        Router::new(self.top_k, Scores::Softmax, weights)
     }
 
     /// x + what the experts make of h, both (tokens, hidden). `gate` is the router's projection, and `names` are those
@@ -120,14 +112,11 @@ impl SharedExperts {
         check_router(fields, "sigmoid", true)?;
         let normalised = fields.flag("norm_topk_prob")?;
         let experts = Experts::read(fields, "n_routed_experts", "moe_intermediate_size")?;
+        let weights = if normalised { RouteWeights::Normalised { eps: 1e-20 } } else { RouteWeights::Scores };
         let router = Router {
-            top_k: experts.top_k,
-            scores: Scores::Sigmoid,
-            correction: None,
             groups: groups(fields, &experts, GroupScore::SumOfTwo)?,
-            weights: if normalised { RouteWeights::Normalised { eps: 1e-20 } } else { RouteWeights::Scores },
             scale: fields.positive("routed_scaling_factor")?,
-            shared: 0,
+            ..Router::new(experts.top_k, Scores::Sigmoid, weights)
         };
         Self::read(fields, experts, router, true)
     }
@@ -190,9 +179,7 @@ impl SharedExperts {
         let (gates, gate) = stack("gate_proj", [inner, hidden], [width, hidden])?;
         let (ups, up) = stack("up_proj", [inner, hidden], [width, hidden])?;
         let (downs, down) = stack("down_proj", [hidden, inner], [hidden, width])?;
-        let (gate, up) = (g.linear(h, gate, width), g.linear(h, up, width));
-        let units = g.glu(gate, up, shared.hidden_act);
-        let of_shared = g.linear(units, down, hidden);
+        let of_shared = blocks::gated_mlp_of(g, shared, hidden, [gate, up, down], h);
         let x = g.add(x, of_shared);
         let count = experts.count;
         let correction = self.is_corrected.then(|| w.get("gate.e_score_correction_bias", [count])).transpose()?;

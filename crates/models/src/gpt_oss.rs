@@ -103,8 +103,7 @@ fn attention(g: &mut Graph, w: &Weights<'_>, cfg: &Config, index: usize, x: Valu
 
 fn moe(g: &mut Graph, w: &Weights<'_>, cfg: &Config, [x, h]: [Value; 2]) -> Result<Value, ModelError> {
     let Config { experts, decoder, .. } = cfg;
-    let (top_k, scores, weights) = (experts.top_k, Scores::Logits, RouteWeights::Softmax);
-    let router = Router { top_k, scores, correction: None, groups: None, weights, scale: 1.0, shared: 0 };
+    let router = Router::new(experts.top_k, Scores::Logits, RouteWeights::Softmax);
     let gate: Linear = w.linear("router", experts.count, decoder.hidden_size, true)?;
     let names = ["gate_proj", "up_proj", "down_proj"];
     Ok(experts.add_to(g, w, (gate, router), names, decoder.hidden_size, [x, h])?)

@@ -10,15 +10,7 @@ pub(crate) const VOCAB: usize = 20;
 const HEADS: Heads = Heads { heads: 2, kv_heads: 1, head_dim: 4, scale: 0.5, window: None, sinks: None };
 
 /// The two best by their softmax, with weights that add up to 1, as Mixtral has it.
-pub(crate) const PLAIN_ROUTER: Router = Router {
-    top_k: 2,
-    scores: Scores::Softmax,
-    correction: None,
-    groups: None,
-    weights: RouteWeights::Normalised { eps: 0.0 },
-    scale: 1.0,
-    shared: 0,
-};
+pub(crate) const PLAIN_ROUTER: Router = Router::new(2, Scores::Softmax, RouteWeights::Normalised { eps: 0.0 });
 
 /// A plan whose forward pass is `forward`.
 pub(crate) fn plan_of(forward: impl FnOnce(&mut Graph, &Weights<'_>) -> Result<Value, BuildError>) -> Plan {

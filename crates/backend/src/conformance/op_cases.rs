@@ -531,15 +531,7 @@ impl Mixture {
 
 /// One expert of one; all of them; few of many; scores of each kind, and groups of each kind; with shared ones and without.
 const MIXTURES: [Mixture; 6] = {
-    const PLAIN: Router = Router {
-        top_k: 1,
-        scores: Scores::Softmax,
-        correction: None,
-        groups: None,
-        weights: RouteWeights::Scores,
-        scale: 1.0,
-        shared: 0,
-    };
+    const PLAIN: Router = Router::new(1, Scores::Softmax, RouteWeights::Scores);
     const NORMALISED: RouteWeights = RouteWeights::Normalised { eps: 1e-20 };
     const fn groups(count: usize, chosen: usize, score: GroupScore) -> Option<ExpertGroups> {
         Some(ExpertGroups { count, chosen, score })

@@ -167,15 +167,7 @@ mod tests {
         (ids, weights)
     }
 
-    const PLAIN: Router = Router {
-        top_k: 2,
-        scores: Scores::Logits,
-        correction: None,
-        groups: None,
-        weights: RouteWeights::Scores,
-        scale: 1.0,
-        shared: 0,
-    };
+    const PLAIN: Router = Router::new(2, Scores::Logits, RouteWeights::Scores);
 
     #[test]
     fn equal_scores_go_to_the_lowest_id_and_a_nan_to_nobody() {

@@ -19,15 +19,7 @@ pub(crate) struct Mixture {
 }
 
 /// Softmax, and the weights of the chosen normalised.
-pub(crate) const SOFTMAX: Router = Router {
-    top_k: 2,
-    scores: Scores::Softmax,
-    correction: None,
-    groups: None,
-    weights: RouteWeights::Normalised { eps: 0.0 },
-    scale: 1.0,
-    shared: 0,
-};
+pub(crate) const SOFTMAX: Router = Router::new(2, Scores::Softmax, RouteWeights::Normalised { eps: 0.0 });
 
 /// Gated units by SiLU.
 pub(crate) fn mixture(hidden: usize, inner: usize, experts: usize, top_k: usize) -> Mixture {

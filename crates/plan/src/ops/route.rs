@@ -33,6 +33,12 @@ pub struct Router {
 }
 
 impl Router {
+    /// Chooses the `top_k` best of `scores`, whatever group they are in, and weights them by `weights` alone; no experts are
+    /// shared.
+    pub const fn new(top_k: usize, scores: Scores, weights: RouteWeights) -> Self {
+        Self { top_k, scores, correction: None, groups: None, weights, scale: 1.0, shared: 0 }
+    }
+
     /// Experts of a row: the chosen ones, then the shared ones.
     pub fn slots(&self) -> usize {
         self.top_k + self.shared
@@ -385,15 +391,7 @@ fn route_bound(logits: &Bounded, experts: usize, router: &Router, correction: Op
 mod tests {
     use super::*;
 
-    const PLAIN: Router = Router {
-        top_k: 2,
-        scores: Scores::Logits,
-        correction: None,
-        groups: None,
-        weights: RouteWeights::Scores,
-        scale: 1.0,
-        shared: 0,
-    };
+    const PLAIN: Router = Router::new(2, Scores::Logits, RouteWeights::Scores);
 
     fn ids(logits: &[f64], router: &Router, correction: Option<&[f32]>) -> Vec<f64> {
         route(logits, logits.len(), router, correction).0
