@@ -9,8 +9,8 @@
 //! fault. It is for a fault that does not always come, and for tools that look into kernels.
 //!
 //! FORMAT is one of weights, `q4_k_m`, `int4` (Q4_0 as INT4 in groups of 128 is read), or `int4_asym` (with zero points).
-//! These jobs use random weights in the shapes of `hotmetal bench`; BATCH and TOKENS of `decode` and `prefill` may be
-//! several numbers with commas:
+//! These jobs use random weights in the shapes of `hotmetal bench`; BATCH and TOKENS of `decode`, `profile` and `prefill` may
+//! be several numbers with commas:
 //!
 //! - `decode:SHAPE:FORMAT:BATCH:DEPTH`: whole steps, each submitted before the tokens of the one before are read. The times
 //!   include the upload of the input and the download of the tokens.
@@ -18,7 +18,8 @@
 //!   the tuner's that contain TEXT. It times more than the tuner prints, and checks nothing.
 //! - `sampled:SHAPE:FORMAT:BATCH:DEPTH`: the same, with tokens that are drawn.
 //! - `prefill:SHAPE:FORMAT:TOKENS`: a prompt.
-//! - `profile:SHAPE:FORMAT:BATCH:DEPTH`, `profile-prompt:SHAPE:FORMAT:TOKENS`: each kind of op by itself.
+//! - `profile:SHAPE:FORMAT:BATCH:DEPTH`, `profile-prompt:SHAPE:FORMAT:TOKENS`: what each kind of op
+//!   adds to a replay, and takes by itself.
 //! - `steady:SHAPE:FORMAT:TOKENS`: the counters of a long run must be one submission and one wait a step.
 //!
 //! `--force-variant=OP=KERNEL` before them is as in `hotmetal bench`. Kernels are those of the folder
@@ -39,7 +40,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend::conformance::{cases, copied_blocks_give_the_same_bits};
-use backend::profile::Recorder;
+use backend::profile::{Recorder, StepRecord};
 use backend::{Backend, Counters, Executable, Observed, Tunable, Tuning};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
@@ -65,7 +66,8 @@ fn main() -> Checked {
     let device = match std::env::var_os("HOTMETAL_KERNEL_SRC").map(PathBuf::from) {
         Some(folder) => {
             let cache = Some(folder.join("compiled"));
-            GpuBackend::cuda_from_source(0, options, &KernelSource { folder, cache })?
+            let compiling = |target: &str| eprintln!("compiling the kernels for {target}");
+            GpuBackend::cuda_from_source(0, options, &KernelSource { folder, cache, compiling })?
         }
         None => GpuBackend::cuda(0, options)?,
     };
@@ -113,9 +115,9 @@ fn main() -> Checked {
                 }
             }
             ["profile", shape, format, batch, depth] => {
-                profile(&device, shape, format, batch.parse()?, 1, depth.parse()?)?;
+                profile(&device, (shape, format), &list(batch)?, 1, depth.parse()?)?;
             }
-            ["profile-prompt", shape, format, tokens] => profile(&device, shape, format, 1, tokens.parse()?, 0)?,
+            ["profile-prompt", shape, format, tokens] => profile(&device, (shape, format), &[1], tokens.parse()?, 0)?,
             ["steady", shape, format, tokens] => steady(&device, shape, format, tokens.parse()?)?,
             ["prefill", shape, format, tokens] => prefill(&device, shape, format, &list(tokens)?)?,
             _ => return Err(format!("what is `{job}`? See the top of this file").into()),
@@ -740,36 +742,53 @@ fn ways(
     Ok(())
 }
 
-/// Microseconds that ops of one name, shape and variant take in a step, launched one after another.
-fn profile(device: &GpuBackend, shape: &str, format: &str, batch: usize, tokens: usize, depth: usize) -> Checked {
-    const STEPS: usize = 8;
-    let (_, mut executable) = load(device, shape, format, batch, depth + tokens)?;
-    let mut input = StepInput::default();
-    let mut rng = Rng::new(2);
-    for sequence in 0..batch {
-        let row = input.push_sequence(&rng.tokens(tokens, 30_000), depth, &table(sequence, depth + tokens));
-        input.output_rows.push((row + tokens - 1) as u32);
-    }
+/// Prints what ops of one name, shape and variant add to a replay of a step, and what they take one after another; for steps
+/// of so many sequences.
+fn profile(
+    device: &GpuBackend,
+    (shape, format): (&str, &str),
+    batches: &[usize],
+    tokens: usize,
+    depth: usize,
+) -> Checked {
+    let most = batches.iter().copied().max().unwrap_or(1);
+    let (_, mut executable) = load(device, shape, format, most, depth + tokens)?;
     let recorder = Recorder::new();
     executable.record(recorder.clone())?;
-    let mut times = BTreeMap::<String, (usize, u64)>::new();
-    for step in 0..=STEPS {
-        recorder.set_on(step > 0);
-        executable.replay(&input)?;
-        for record in recorder.take() {
-            for event in &record.events {
-                let op = &record.ops[event.op as usize];
-                let kind = format!("{} {}x{} {}", op.name, op.out_features, op.in_features, op.variant);
-                let (count, ns) = times.entry(kind).or_default();
-                *count += 1;
-                *ns += event.end_ns - event.begin_ns;
-            }
+    for &batch in batches {
+        let mut input = StepInput::default();
+        let mut rng = Rng::new(2);
+        for sequence in 0..batch {
+            let row = input.push_sequence(&rng.tokens(tokens, 30_000), depth, &table(sequence, depth + tokens));
+            input.output_rows.push((row + tokens - 1) as u32);
         }
-    }
-    for (kind, (count, ns)) in times {
-        println!("{:5} x {:8.1} us  {kind}", count / STEPS, ns as f64 / count as f64 / 1e3);
+        for is_on in [false, true] {
+            recorder.set_on(is_on);
+            executable.enqueue(&input)?;
+            executable.collect()?;
+        }
+        println!("{shape} {format}, {batch} x {tokens} after {depth}: of each op, us in a replay, us alone");
+        print_parts(recorder.take().first().ok_or("the step left no record")?);
     }
     Ok(())
+}
+
+/// Each kind of op of a step with its times, in the order of names.
+fn print_parts(record: &StepRecord) {
+    let mut times = BTreeMap::<String, (usize, u64, u64)>::new();
+    for (event, &alone_ns) in record.events.iter().zip(&record.alone_ns) {
+        let op = &record.ops[event.op as usize];
+        let kind = format!("{} {}x{} {}", op.name, op.out_features, op.in_features, op.variant);
+        let (count, ns, alone) = times.entry(kind).or_default();
+        (*count, *ns, *alone) = (*count + 1, *ns + event.end_ns - event.begin_ns, *alone + alone_ns);
+    }
+    let us = |ns: u64, count: usize| ns as f64 / count as f64 / 1e3;
+    for (kind, (count, ns, alone)) in &times {
+        println!("{count:5} x {:8.2} {:8.2}  {kind}", us(*ns, *count), us(*alone, *count));
+    }
+    let sum = |time: fn(&(usize, u64, u64)) -> u64| us(times.values().map(time).sum(), 1);
+    let step = us(record.end_ns - record.begin_ns, 1);
+    println!("  sum   {:8.2} {:8.2}  of a step of {step:.2}", sum(|time| time.1), sum(|time| time.2));
 }
 
 /// Decodes `steps` tokens after `depth` as the engine does: each step is submitted before the tokens of the one before are

@@ -86,6 +86,8 @@ pub struct KernelSource {
     pub folder: PathBuf,
     /// Where what was compiled is kept, by the hash of the text; nowhere without it.
     pub cache: Option<PathBuf>,
+    /// Is told for which architecture, before something is compiled: that takes minutes.
+    pub compiling: fn(&str),
 }
 
 impl KernelSource {
@@ -101,6 +103,7 @@ impl KernelSource {
         if let Some(bytes) = kept.as_ref().and_then(|path| fs::read(path).ok()) {
             return Ok(Some(image.loaded(bytes)));
         }
+        (self.compiling)(image.target);
         let compiled = nvrtc::compile(&text, image.target)?;
         if let Some(path) = kept {
             // Without a cache it is compiled again next time.
@@ -228,7 +231,7 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
         let read = |name: &str| fs::read_to_string(folder.join(name));
         assert!(text(&read).unwrap() == cuda());
-        let missing = KernelSource { folder: folder.join("nowhere"), cache: None };
+        let missing = KernelSource { folder: folder.join("nowhere"), cache: None, compiling: |_| () };
         let Err(error) = missing.image((9, 0)) else { panic!("there is no such folder") };
         assert!(error.to_string().contains("nowhere/port/cuda.h`"), "{error}");
     }
@@ -239,7 +242,10 @@ mod tests {
         let image = choose((9, 0)).unwrap();
         keep(&cache.join(format!("{:016x}-{}", source_hash(), image.target)), b"kept").unwrap();
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
-        let found = KernelSource { folder, cache: Some(cache.clone()) }.image((9, 0)).unwrap().unwrap();
+        let found = KernelSource { folder, cache: Some(cache.clone()), compiling: |_| panic!("it is there") }
+            .image((9, 0))
+            .unwrap()
+            .unwrap();
         assert_eq!(found.bytes, b"kept");
         fs::remove_dir_all(cache).unwrap();
     }

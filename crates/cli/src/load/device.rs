@@ -8,6 +8,7 @@ use backend::Backend;
 
 use super::tuned::{self, TunedFrom};
 use crate::files;
+use crate::output::note;
 
 /// The first GPU if a model fits it, else the CPU.
 pub(crate) const AUTO: &str = "auto";
@@ -141,7 +142,12 @@ fn cuda(ordinal: usize) -> Result<gpu::GpuBackend, gpu::GpuError> {
     let Some(folder) = kernel_folder() else {
         return gpu::GpuBackend::cuda(ordinal, options);
     };
-    gpu::GpuBackend::cuda_from_source(ordinal, options, &gpu::KernelSource { folder, cache: kernel_cache() })
+    let compiling = |target: &str| {
+        note(&format!(
+            "compiling the kernels of HOTMETAL_KERNEL_SRC for {target}, which takes some minutes; the next start finds them"
+        ));
+    };
+    gpu::GpuBackend::cuda_from_source(ordinal, options, &gpu::KernelSource { folder, cache: kernel_cache(), compiling })
 }
 
 /// An Apple GPU, with kernels from where [`cuda`] has them. It is opened once in each way, because compiling them takes
