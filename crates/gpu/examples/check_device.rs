@@ -66,7 +66,7 @@ fn main() -> Checked {
     let device = match std::env::var_os("HOTMETAL_KERNEL_SRC").map(PathBuf::from) {
         Some(folder) => {
             let cache = Some(folder.join("compiled"));
-            let compiling = |target: &str| eprintln!("compiling the kernels for {target}");
+            let compiling = |target: &str| println!("compiling the kernels for {target}");
             GpuBackend::cuda_from_source(0, options, &KernelSource { folder, cache, compiling })?
         }
         None => GpuBackend::cuda(0, options)?,

@@ -285,9 +285,10 @@ impl Group {
             p95_us: Percentiles::of(&elapsed_ns).p95 / 1e3,
             alone_us: (alone_ns > 0.0).then(|| alone_ns / elapsed_ns.len() as f64 / 1e3),
             wait_ms: wait_ns / 1e6,
-            bandwidth_gb_s: (bytes > 0.0).then(|| bytes / total_ns),
-            flops_per_s: (flops > 0.0).then(|| flops / total_ns * 1e9),
-            roofline_share: (bytes > 0.0).then(|| allowed_ns / total_ns),
+            // An op that another hides adds nothing to a replay, and has no rate.
+            bandwidth_gb_s: (bytes > 0.0 && total_ns > 0.0).then(|| bytes / total_ns),
+            flops_per_s: (flops > 0.0 && total_ns > 0.0).then(|| flops / total_ns * 1e9),
+            roofline_share: (bytes > 0.0 && total_ns > 0.0).then(|| allowed_ns / total_ns),
             wall_share: total_ns / wall_ns,
         }
     }
