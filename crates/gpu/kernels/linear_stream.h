@@ -521,11 +521,13 @@ FN f32 near_activated(f32 x, i32 activation) {
 FN f32 near_gated(f32 gate, f32 up, i32 activation) {
   return near_activated(clamped_gate(gate, activation), activation) * let_through(up, activation);
 }
-// The same of several, in place of the gates. What is most common is known to the compiler: asking for each what its activation is takes
-// a tenth of the time of gate and up of 128 rows.
+// The same of several, in place of the gates. Each activation that big models have is a branch of its own, in which the compiler knows it:
+// asking for each number what its activation is takes a tenth of the time of gate and up of 128 rows.
 template <i32 N> FN void near_gated(THREAD f32 (&gates)[N], THREAD const f32 (&ups)[N], i32 activation) {
   if (activation == SILU) {
     UNROLL for (i32 i = 0; i < N; i++) gates[i] = near_gated(gates[i], ups[i], SILU);
+  } else if (activation == CLAMPED_SWIGLU) {
+    UNROLL for (i32 i = 0; i < N; i++) gates[i] = near_gated(gates[i], ups[i], CLAMPED_SWIGLU);
   } else {
     UNROLL for (i32 i = 0; i < N; i++) gates[i] = near_gated(gates[i], ups[i], activation);
   }

@@ -2,8 +2,9 @@
 // whose result they are, so that no other has to read them and make it.
 //
 // Order     as x, or, for codes that become operands in registers (gemm.h): place 16 s + 8 h + 2 t + i of each 64 has number
-//           16 t + 4 s + 2 h + i (bytes), or 32 (t / 2) + 8 (t % 2) + 4 (s / 2) + 16 (s % 2) + h + 2 i (four bits).
-enum OperandOrder { AS_X, FOR_BYTES, FOR_FOUR_BITS };
+//           16 t + 4 s + 2 h + i (bytes), or 32 (t / 2) + 8 (t % 2) + 4 (s / 2) + 16 (s % 2) + h + 2 i (four bits). IN_TURNS, for
+//           sm90/experts_mma.h alone: as x, but of each four numbers the second and the third change places.
+enum OperandOrder { AS_X, FOR_BYTES, FOR_FOUR_BITS, IN_TURNS };
 
 struct OperandPlace {
   Ptr<u32> rows;      // pairs of f16 or bf16; absent: nobody wants them

@@ -6,13 +6,17 @@ use std::path::{Path, PathBuf};
 use crate::params::layout_assertions;
 
 /// Structs of kernels for one CUDA architecture alone (`kernels/sm90`), which neither Metal nor the simulator sees.
-pub(crate) const OF_SM90: [&str; 7] = [
+pub(crate) const OF_SM90: [&str; 11] = [
     "ActivationParams",
     "GemmSegment",
     "GemmParams",
     "GroupRowsParams",
     "GemmExperts",
     "ExpertGemmParams",
+    "ExpertMmaParams",
+    "RouterRowsParams<f32>",
+    "RouterRowsParams<f16>",
+    "RouterRowsParams<bf16>",
     "PromptParams",
 ];
 

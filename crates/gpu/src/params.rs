@@ -643,6 +643,38 @@ params! {
         experts: GemmExperts,
     }
 
+    /// `sm90/experts_mma.h`
+    "RouterRowsParams<f32> RouterRowsParams<f16> RouterRowsParams<bf16>" struct RouterRowsParams {
+        logits: RouterLogitsParams,
+        rows: ActivationParams,
+    }
+
+    /// `sm90/experts_mma.h`
+    "ExpertMmaParams" struct ExpertMmaParams {
+        weight: TensorMap,
+        scale_tiles: TensorMap,
+        x: Address,
+        row_scales: Address,
+        bias: Address,
+        up_bias: Address,
+        matrix_scales: Address,
+        up_matrix_scales: Address,
+        y: Address,
+        tiles: Address,
+        num_tiles: Address,
+        pairs: Address,
+        sources: Address,
+        k: i32,
+        n: i32,
+        slabs: i32,
+        x_stride: i32,
+        y_stride: i32,
+        bias_stride: i32,
+        activation: i32,
+        stages: i32,
+        padding: [i32; 2],
+    }
+
     /// `elementwise.h`
     "ElementwiseParams" struct ElementwiseParams {
         a: Address,

@@ -28,8 +28,8 @@ struct ActivationGroup { f32 part[2][32]; };
 template <OperandOrder ORDER>
 FN void activation_store(Ptr<u32> y, i32 vector, u32 low, u32 high, i32 lane, bool in) {
   uint2 pairs = make_uint2(low, high);
-  if (ORDER != AS_X) {
-    if (ORDER == FOR_FOUR_BITS) pairs = make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
+  if (ORDER == FOR_FOUR_BITS || ORDER == IN_TURNS) pairs = make_uint2(__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632));
+  if (ORDER == FOR_BYTES || ORDER == FOR_FOUR_BITS) {
     const i32 q = lane % 16, from = lane - q + q % 2 * 8 + (ORDER == FOR_BYTES ? q / 4 : q / 8 + q / 4 % 2 * 4);
     enum { SECOND = ORDER == FOR_BYTES ? 4 : 2 };
     const u32 low_a = __shfl_sync(~0u, pairs.x, from), high_a = __shfl_sync(~0u, pairs.y, from);
@@ -108,5 +108,6 @@ ACTIVATIONS(f16, false, AS_X)
 ACTIVATIONS(bf16, true, AS_X)
 ACTIVATIONS(q8_0, false, FOR_BYTES)
 ACTIVATIONS(q4, false, FOR_FOUR_BITS)
+ACTIVATIONS(turns, false, IN_TURNS)
 
 #endif

@@ -7,6 +7,9 @@ struct alignas(64) TensorMap { u32 words[32]; };
 #if __CUDA_ARCH_FEAT_SM90_ALL
 #define ROLL _Pragma("unroll 1")
 
+// A number that is kept in a register, and not computed again wherever it is needed.
+FN u32 held(u32 v) { asm volatile("" : "+r"(v)); return v; }
+
 // The same place in another group of the cluster.
 FN u32 cluster_address(u32 address, u32 rank) {
   u32 r;
@@ -76,6 +79,9 @@ FN f32x4 load_cluster(u32 address, u32 rank) {
 }
 FN void store_group_pair(u32 address, f32 a, f32 b) {
   asm volatile("st.shared.v2.f32 [%0],{%1,%2};" :: "r"(address), "f"(a), "f"(b) : "memory");
+}
+FN void store_group_four(u32 address, const f32 (&v)[4]) {
+  asm volatile("st.shared.v4.f32 [%0],{%1,%2,%3,%4};" :: "r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
 }
 FN void store_group(u32 address, f32 v) { asm volatile("st.shared.f32 [%0],%1;" :: "r"(address), "f"(v) : "memory"); }
 

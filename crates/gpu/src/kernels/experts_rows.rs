@@ -6,7 +6,6 @@ use crate::kernels::experts::{Inputs, Routed, RowGroups, stack_params, with_stac
 use crate::kernels::experts_stream::SLOTS_MAX;
 use crate::kernels::linear_stream::{SIMDS, STAGES_MAX, StreamedFormat, THREADS};
 use crate::kernels::route;
-use crate::kernels::sm90::gemm_experts;
 use crate::launch::{Access, Launch, Region};
 use crate::params::{ExpertRowsParams, LinearSegment, LinearStreamParams, RouteRowsParams};
 use crate::site::{DeviceRows, ROW_ALIGN, Site, index};
@@ -57,24 +56,30 @@ pub(crate) fn may_be(target: &Target, of: Routed) -> bool {
     target.kernel.is_none()
         && target.bulk_copies
         && !target.batch_invariant
-        && (2..=STEP_ROWS_MAX).contains(&of.rows)
-        && of.pairs() <= of.experts.min(PAIRS_MAX)
+        && of.rows >= 2
+        && of.pairs() <= of.experts
         && of.tiles_max(TILE_ROWS) <= TILES_MAX
-        && of.slots <= SLOTS_MAX
-        && of.experts <= route::EXPERTS_MAX
+        && can_route(of)
 }
 
-/// Whether streams are faster than a gemm by experts, as measured on an H200: a stream multiplies every pair for itself, and
-/// a gemm takes all weights through matrix instructions, however few rows an expert has. Codes of four bits whose values lie
-/// at equal distances take the fewest instructions for a byte. Of NVFP4 a gemm of 8 rows was never timed beside a stream.
-fn is_faster(of: Routed, format: DeviceFormat) -> bool {
-    let quarters = match format {
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::Q4_Z128 => 4,
-        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 2,
-        DeviceFormat::NVFP4 => 1,
-        DeviceFormat::Q8_0 | DeviceFormat::FP8 | DeviceFormat::MXFP4 | DeviceFormat::Q4_K | DeviceFormat::Q6_K => 3,
+/// Whether streams are faster than matrix instructions of SIMD groups, as measured on an H200: for two rows, and in formats
+/// whose codes are multiplied as they are.
+pub(crate) fn is_faster(of: Routed, format: DeviceFormat) -> bool {
+    let as_codes = match format {
+        DeviceFormat::Q8_0
+        | DeviceFormat::FP8
+        | DeviceFormat::Q4_0
+        | DeviceFormat::Q4_G128
+        | DeviceFormat::Q4_Z128
+        | DeviceFormat::Q4_K => true,
+        DeviceFormat::F32
+        | DeviceFormat::F16
+        | DeviceFormat::BF16
+        | DeviceFormat::NVFP4
+        | DeviceFormat::MXFP4
+        | DeviceFormat::Q6_K => false,
     };
-    of.pairs() * 4 <= of.experts * quarters
+    of.rows <= 2 && as_codes
 }
 
 /// Whether the kernels take a stack, and the one of up projections: whole blocks, at the same distances, and places that fit
@@ -98,7 +103,7 @@ fn is_in_bounds(target: &Target, of: Routed, stack: &DeviceExperts, up: Option<&
         && places <= i32::MAX as usize
 }
 
-/// How the weights of a stack are streamed, gated units where there is a second one, if they are.
+/// How the weights of a stack are streamed, gated units where there is a second one, if they can be.
 pub(crate) fn variant(
     target: &Target,
     of: Routed,
@@ -106,8 +111,7 @@ pub(crate) fn variant(
     up: Option<&DeviceExperts>,
 ) -> Option<RowsVariant> {
     let (format, k) = (stack.first.format, stack.first.row_len);
-    let has_gemm = gemm_experts::can_be(target, of.rows, stack, up);
-    if !may_be(target, of) || !is_in_bounds(target, of, stack, up) || (has_gemm && !is_faster(of, format)) {
+    if !may_be(target, of) || !is_in_bounds(target, of, stack, up) {
         return None;
     }
     let planes = if up.is_some() { 2 } else { 1 };
@@ -130,6 +134,11 @@ pub(crate) fn variant(
     of_rows(ROWS_MAX).or_else(|| of_rows(TILE_ROWS))
 }
 
+/// Whether [`route`] puts rows in order: one group chooses for all of them, so more take longer than in two launches.
+pub(crate) fn can_route(of: Routed) -> bool {
+    of.rows <= STEP_ROWS_MAX && of.pairs() <= PAIRS_MAX && of.slots <= SLOTS_MAX && of.experts <= route::EXPERTS_MAX
+}
+
 /// The experts of the rows of `logits`, their weights, and the rows in the order of their experts.
 pub(crate) fn route(
     site: &Site<'_>,
@@ -144,7 +153,7 @@ pub(crate) fn route(
         sources: groups.sources.address,
         tiles: groups.tiles.address,
         num_tiles: groups.num_tiles.address,
-        tile_rows: index(TILE_ROWS),
+        tile_rows: index(groups.tile_rows),
         padding: 0,
     };
     let kernel = if logits.width <= 128 { "route_rows_e128" } else { "route_rows_e512" };
@@ -246,9 +255,8 @@ mod tests {
         let of = |rows, slots, experts| Routed { rows, slots, experts };
         assert!([2, 8, 16].into_iter().all(|rows| may_be(&H200, of(rows, 8, 128))));
         assert!(!may_be(&H200, of(1, 8, 128)) && !may_be(&H200, of(17, 4, 128)) && !may_be(&H200, of(8, 2, 8)));
-        let most = |format| (2..=64).take_while(|&rows| is_faster(of(rows, 8, 128), format)).last();
-        let formats = [DeviceFormat::Q4_0, DeviceFormat::MXFP4, DeviceFormat::BF16, DeviceFormat::NVFP4];
-        assert_eq!(formats.map(most), [Some(16), Some(12), Some(8), Some(4)]);
+        let faster = |rows, format| is_faster(of(rows, 8, 128), format);
+        assert!(faster(2, DeviceFormat::Q4_0) && !faster(3, DeviceFormat::Q4_0) && !faster(2, DeviceFormat::MXFP4));
         assert!(!may_be(&Target { batch_invariant: true, ..H200 }, of(8, 8, 128)));
         assert!(!may_be(&Target { bulk_copies: false, ..H200 }, of(8, 8, 128)));
     }

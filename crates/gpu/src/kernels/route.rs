@@ -16,8 +16,8 @@ pub(crate) const GROUPS_MAX: usize = 32;
 const THREADS: u32 = 32;
 
 /// Rows of a group of `router_logits`, and those up to which a group has one expert: more read the rows too often.
-const LOGITS_ROWS: usize = 8;
-const LOGITS_FEW_ROWS: usize = 32;
+pub(crate) const LOGITS_ROWS: usize = 8;
+pub(crate) const LOGITS_FEW_ROWS: usize = 32;
 
 /// Rows from which groups have several experts: with fewer rows there are too few groups.
 const LOGITS_MANY_ROWS: usize = 257;
@@ -44,12 +44,26 @@ pub(crate) fn logits(site: &Site<'_>, x: DeviceRows, norm: Norm, gate: Linear, l
     if !is_faster || site.target.batch_invariant || !weight.row_len.is_multiple_of(8) {
         return None;
     }
-    let (gain, bias) = (site.vector(Some(norm.weight)), site.vector(gate.bias));
-    let params = RouterLogitsParams {
+    let params = logits_params(site, x, norm, gate, logits);
+    let groups = if few { weight.rows } else { weight.rows.div_ceil(LOGITS_EXPERTS) };
+    let launch = Launch::new(kernel, [groups, num_rows.div_ceil(LOGITS_ROWS), 1], &params);
+    Some(with_logits_operands(site, launch, x, norm, gate, logits))
+}
+
+/// What kernels are told that compute the logits of experts.
+pub(crate) fn logits_params(
+    site: &Site<'_>,
+    x: DeviceRows,
+    norm: Norm,
+    gate: Linear,
+    logits: DeviceRows,
+) -> RouterLogitsParams {
+    let weight = site.loaded.weights.get(gate.weight);
+    RouterLogitsParams {
         x: x.region.address,
-        gain: gain.address,
+        gain: site.vector(Some(norm.weight)).address,
         weight: weight.values.address,
-        bias: bias.address,
+        bias: site.vector(gate.bias).address,
         rows: site.live(x.rows).address,
         logits: logits.region.address,
         k: index(weight.row_len),
@@ -58,16 +72,25 @@ pub(crate) fn logits(site: &Site<'_>, x: DeviceRows, norm: Norm, gate: Linear, l
         logits_stride: index(logits.stride),
         eps: norm.eps,
         experts: index(weight.rows),
-    };
-    let groups = if few { weight.rows } else { weight.rows.div_ceil(LOGITS_EXPERTS) };
-    let launch = Launch::new(kernel, [groups, num_rows.div_ceil(LOGITS_ROWS), 1], &params)
+    }
+}
+
+/// A launch with the operands of [`logits_params`].
+pub(crate) fn with_logits_operands(
+    site: &Site<'_>,
+    launch: Launch,
+    x: DeviceRows,
+    norm: Norm,
+    gate: Linear,
+    logits: DeviceRows,
+) -> Launch {
+    launch
         .with(Access::Read, x.region)
-        .with(Access::Constant, gain)
-        .with(Access::Constant, weight.values)
-        .with(Access::Constant, bias)
+        .with(Access::Constant, site.vector(Some(norm.weight)))
+        .with(Access::Constant, site.loaded.weights.get(gate.weight).values)
+        .with(Access::Constant, site.vector(gate.bias))
         .with(Access::Constant, site.live(x.rows))
-        .with(Access::Write, logits.region);
-    Some(launch)
+        .with(Access::Write, logits.region)
 }
 
 /// How experts are chosen, as kernels are told.

@@ -113,6 +113,11 @@ pub(crate) fn lower(
         {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![heads] });
+        } else if let Some([route, glu]) = next.and_then(|next| moe::route_rows_glu(&site, op, next)) {
+            ops.push(OpLaunches { op: index, launches: route });
+            ops.push(OpLaunches { op: index + 1, launches: glu });
+            site.grouped =
+                next.and_then(|next| moe::groups_rows(&Site { target: loaded.target.of(next.name()), ..site }, next));
         } else if let Some(launch) = Some(index).filter(|_| routes_with_glu).and_then(|at| moe::route_glu(&site, at)) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });

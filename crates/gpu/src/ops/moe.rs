@@ -5,10 +5,12 @@ use plan::{Activation, Experts, Linear, Norm, Op, Router, StepShape, Value};
 use crate::kernels::experts::{self, ExpertsKind, Inputs, Routed, RowGroups};
 use crate::kernels::experts_rows::{self, RowsVariant};
 use crate::kernels::experts_stream::{self, ExpertsShape, RouterPlace};
+use crate::kernels::sm90::experts_mma::{self, SlabVariant};
 use crate::kernels::sm90::gemm_experts;
 use crate::kernels::{Projection, Projections, linear, rms_norm, route};
 use crate::launch::{Launch, Region};
 use crate::site::{DeviceRows, F32, LoadedPlan, ROW_ALIGN, RoutedLayer, Site, num_rows};
+use crate::weights::DeviceExperts;
 
 /// Bytes of an op's rows between its kernels: normalised, and behind them the router's logits; or as the operand of a gemm,
 /// and behind it what is to be added up.
@@ -53,9 +55,46 @@ pub(crate) fn row_groups_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShap
 }
 
 /// Kernels that take rows in the order of their experts.
+#[derive(Clone, Copy, Debug)]
 enum ByExperts {
     Stream(RowsVariant),
+    Slabs(SlabVariant),
     Gemm,
+}
+
+impl ByExperts {
+    /// All that can take these rows, first the one that is fastest on the device where it was measured.
+    fn ways(site: &Site<'_>, ids: Value, of: Routed, stack: &DeviceExperts, up: Option<&DeviceExperts>) -> Vec<Self> {
+        let (target, format) = (&site.target, stack.first.format);
+        let has_gemm = gemm_experts::can_be(target, of.rows, stack, up);
+        let stream = experts_rows::variant(target, of, stack, up)
+            // The router has made groups, or there is a kernel that does.
+            .filter(|_| is_grouped(site, ids) || gemm_experts::may_be(target, of.rows))
+            .map(Self::Stream);
+        let slabs = experts_mma::ROWS.map(|rows| {
+            experts_mma::can_be(target, of, stack, up).then(|| Self::Slabs(experts_mma::variant(format, rows)))
+        });
+        let gemm = has_gemm.then_some(Self::Gemm);
+        let best = if stream.is_some() && (!has_gemm || experts_rows::is_faster(of, format)) {
+            0
+        } else {
+            let place = |rows| experts_mma::ROWS.iter().position(|&own| own == rows);
+            experts_mma::best(of, format).and_then(place).map_or(3, |place| 1 + place)
+        };
+        let [low, high] = slabs;
+        let mut ways = [stream, low, high, gemm];
+        ways[..=best].rotate_right(1);
+        ways.into_iter().flatten().collect()
+    }
+
+    /// What a table of choices calls it.
+    fn label(&self) -> String {
+        match self {
+            Self::Stream(_) => "stream".to_owned(),
+            Self::Slabs(variant) => format!("mma rows={}", variant.rows),
+            Self::Gemm => "gemm".to_owned(),
+        }
+    }
 }
 
 /// How experts take the rows of an op, where they do so in their order.
@@ -82,14 +121,14 @@ impl InOrder {
             }
             _ => return None,
         };
-        let streamed = experts_rows::variant(&site.target, of, &stack, up.as_ref())
-            // The router has made groups, or there is a kernel that does.
-            .filter(|_| is_grouped(site, ids) || gemm_experts::may_be(&site.target, of.rows));
-        let by = match streamed {
-            Some(variant) => ByExperts::Stream(variant),
-            None if gemm_experts::can_be(&site.target, of.rows, &stack, up.as_ref()) => ByExperts::Gemm,
-            None => return None,
+        let key = || {
+            let (first, glu) = (&stack.first, if up.is_some() { " glu" } else { "" });
+            let Routed { rows, slots, experts } = of;
+            let (format, k, n) = (first.format, first.row_len, first.rows);
+            format!("experts {format:?} rows={rows} slots={slots} of={experts} k={k} n={n}{glu}")
         };
+        let ways = ByExperts::ways(site, ids, of, &stack, up.as_ref());
+        let by = site.target.tuned.pick(key, ways, ByExperts::label, 0)?;
         rows_follow.then_some(Self { ids, of, by })
     }
 
@@ -97,6 +136,7 @@ impl InOrder {
     fn groups(&self, site: &Site<'_>) -> RowGroups {
         let tile_rows = match self.by {
             ByExperts::Stream(_) => experts_rows::TILE_ROWS,
+            ByExperts::Slabs(variant) => variant.rows,
             ByExperts::Gemm => gemm_experts::tile_rows(self.of),
         };
         let (at, _) = site.layout.row_groups;
@@ -122,6 +162,7 @@ impl InOrder {
     ) -> Vec<Launch> {
         match &self.by {
             ByExperts::Stream(variant) => vec![experts_rows::launch(site, variant, inputs, stack, up, groups, y)],
+            ByExperts::Slabs(variant) => experts_mma::launches(site, *variant, inputs, stack, up, groups, y, None),
             ByExperts::Gemm => gemm_experts::launches(site, inputs, stack, up, groups, y),
         }
     }
@@ -135,19 +176,23 @@ fn is_grouped(site: &Site<'_>, ids: Value) -> bool {
 /// The ids by whose experts an op has put rows in order, and rows of a tile.
 pub(crate) fn groups_rows(site: &Site<'_>, op: &Op) -> Option<(Value, usize)> {
     let in_order = match *op {
-        Op::MoeRoute { ids, .. } => streamed_behind(site, ids),
+        Op::MoeRoute { ids, .. } => grouped_behind(site, ids),
         _ => InOrder::new(site, op),
     };
     in_order.map(|in_order| (in_order.ids, in_order.groups(site).tile_rows))
 }
 
-/// How gated units stream the weights of the experts that a router chooses, if they do: so the router puts rows in order.
-fn streamed_behind(site: &Site<'_>, chosen: Value) -> Option<InOrder> {
+/// How gated units take the experts that a router chooses, where the router puts rows in order for them.
+fn grouped_behind(site: &Site<'_>, chosen: Value) -> Option<InOrder> {
     let reads = |op: &&Op| matches!(**op, Op::MoeGlu { ids, .. } if ids == chosen);
     let glu = site.loaded.plan.ops.iter().find(reads)?;
     let target = site.loaded.target.of(glu.name());
     let in_order = InOrder::new(&Site { target, grouped: Some((chosen, experts_rows::TILE_ROWS)), ..*site }, glu);
-    in_order.filter(|in_order| matches!(in_order.by, ByExperts::Stream(_)))
+    in_order.filter(|in_order| match in_order.by {
+        ByExperts::Stream(_) => true,
+        ByExperts::Slabs(_) => experts_rows::can_route(in_order.of),
+        ByExperts::Gemm => false,
+    })
 }
 
 /// RMSNorm, the router's projection and the choice. The projection is without matrix instructions, because what they round
@@ -161,24 +206,59 @@ pub(crate) fn route(
     router: &Router,
     chosen: [Value; 2],
 ) -> Vec<Launch> {
-    let streamed = streamed_behind(site, chosen[0]);
-    let (x, chosen) = (site.place(x), chosen.map(|value| site.place(value)));
-    let normed = site.normed(x, x.rows);
-    let experts = site.loaded.plan.weight(gate.weight).shape[0];
-    let stride = experts.next_multiple_of(ROW_ALIGN);
-    let bytes = (site.num_rows(x.rows) * stride) as u64 * F32;
-    let region = site.arena.part(site.layout.scratch.0 + normed.region.bytes, bytes);
-    let logits = DeviceRows { region, width: experts, stride, rows: x.rows };
-    let choice = match streamed {
-        Some(in_order) => experts_rows::route(site, logits, router, chosen, &in_order.groups(site)),
-        None => route::launch(site, logits, router, chosen),
-    };
+    let choice = choice(site, x, gate, router, chosen);
+    let x = site.place(x);
+    let (normed, logits) = (site.normed(x, x.rows), logits_of(site, x, gate));
     if let Some(launch) = route::logits(site, x, norm, gate, logits) {
         return vec![launch, choice];
     }
     let list = &[Projection { linear: gate, up: None, out: logits }];
     let of_normed = Projections { x: normed, rows: x.rows, norm: None, list, residual: None };
     vec![rms_norm::launch(site, x, norm, normed), linear::launch(site, &of_normed), choice]
+}
+
+/// Where the logits of the experts of `gate` go: behind normalised rows.
+fn logits_of(site: &Site<'_>, x: DeviceRows, gate: Linear) -> DeviceRows {
+    let experts = site.loaded.plan.weight(gate.weight).shape[0];
+    let stride = experts.next_multiple_of(ROW_ALIGN);
+    let bytes = (site.num_rows(x.rows) * stride) as u64 * F32;
+    let region = site.arena.part(site.layout.scratch.0 + site.normed(x, x.rows).region.bytes, bytes);
+    DeviceRows { region, width: experts, stride, rows: x.rows }
+}
+
+/// The choice of experts, which puts rows in their order where the gated units behind it want that.
+fn choice(site: &Site<'_>, x: Value, gate: Linear, router: &Router, chosen: [Value; 2]) -> Launch {
+    let grouped = grouped_behind(site, chosen[0]);
+    let (logits, chosen) = (logits_of(site, site.place(x), gate), chosen.map(|value| site.place(value)));
+    match grouped {
+        Some(in_order) => experts_rows::route(site, logits, router, chosen, &in_order.groups(site)),
+        None => route::launch(site, logits, router, chosen),
+    }
+}
+
+/// A router and the gated units behind it, whose operand the router's first launch makes, where there are kernels for that.
+pub(crate) fn route_rows_glu(site: &Site<'_>, op: &Op, next: &Op) -> Option<[Vec<Launch>; 2]> {
+    let Op::MoeRoute { x, norm, gate, ref router, ids, weights } = *op else { return None };
+    let Op::MoeGlu { x: glu_x, norm: glu_norm, ids: glu_ids, gate: ref gates, ref up, activation, out } = *next else {
+        return None;
+    };
+    if (glu_x, glu_norm, glu_ids) != (x, norm, ids) {
+        return None;
+    }
+    let of_glu = Site { target: site.loaded.target.of(next.name()), ..*site };
+    let in_order = InOrder::new(&of_glu, next)?;
+    let ByExperts::Slabs(variant) = in_order.by else { return None };
+    let weight = site.loaded.weights.stack(gates).first;
+    let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
+    let operand = experts_mma::operand(site, in_order.of, true, weight.row_len);
+    let logits = logits_of(site, inputs.x, gate);
+    let first = experts_mma::router_rows(site, inputs, gate, logits, weight.format, &operand)?;
+    let choice = choice(site, x, gate, router, [ids, weights]);
+    let grouped = grouped_behind(site, ids).map(|in_order| (ids, in_order.groups(site).tile_rows));
+    let (groups, grouping) = in_order.grouping(&Site { grouped: grouped.or(site.grouped), ..of_glu });
+    let (up, y) = (Some((up, activation)), (site.place(out).region, weight.rows));
+    let launches = experts_mma::launches(&of_glu, variant, inputs, gates, up, &groups, y, Some(operand));
+    Some([vec![first, choice], grouping.into_iter().chain(launches).collect()])
 }
 
 /// RMSNorm and the gated units of the experts of each row.

@@ -13,8 +13,7 @@ const THREAD_FEATURES: usize = 16;
 
 /// The kernels that make a gemm's operand of rows of `k` features, and their threads.
 pub(crate) fn kernels(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
-    let wide = k.div_ceil(THREAD_FEATURES) > 1024;
-    let [narrow, wider] = match (format.chunk_len(), format) {
+    let [narrow, wide] = match (format.chunk_len(), format) {
         (32, _) => [["activations_q4", "norm_activations_q4"], ["activations_wide_q4", "norm_activations_wide_q4"]],
         (16, _) => {
             [["activations_q8_0", "norm_activations_q8_0"], ["activations_wide_q8_0", "norm_activations_wide_q8_0"]]
@@ -24,7 +23,25 @@ pub(crate) fn kernels(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32
         }
         _ => [["activations_f16", "norm_activations_f16"], ["activations_wide_f16", "norm_activations_wide_f16"]],
     };
-    let kernels = if wide { wider } else { narrow };
+    with_threads(narrow, wide, k)
+}
+
+/// The same of an operand that lanes read from device memory, each what it multiplies: in the order of x, but for four bits.
+pub(crate) fn kernels_by_lanes(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
+    match format.chunk_len() {
+        32 => with_threads(
+            ["activations_turns", "norm_activations_turns"],
+            ["activations_wide_turns", "norm_activations_wide_turns"],
+            k,
+        ),
+        16 => kernels(DeviceFormat::F16, k),
+        _ => kernels(format, k),
+    }
+}
+
+fn with_threads(narrow: [&'static str; 2], wide: [&'static str; 2], k: usize) -> ([&'static str; 2], u32) {
+    let is_wide = k.div_ceil(THREAD_FEATURES) > 1024;
+    let (kernels, wide) = if is_wide { (wide, true) } else { (narrow, false) };
     let features = if wide { 2 * THREAD_FEATURES } else { THREAD_FEATURES };
     (kernels, k.div_ceil(features).next_multiple_of(32) as u32)
 }

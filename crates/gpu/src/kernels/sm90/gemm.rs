@@ -154,7 +154,8 @@ impl CopiedMatrix {
         Self { region: weight.values, rows: weight.rows, row_len, element }
     }
 
-    fn scales(weight: &DeviceWeight) -> Self {
+    /// The scales of a weight in blocks.
+    pub(crate) fn scales(weight: &DeviceWeight) -> Self {
         Self { region: weight.scales, rows: weight.rows, row_len: weight.scale_stride(), element: Element::F16 }
     }
 

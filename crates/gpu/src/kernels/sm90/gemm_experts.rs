@@ -83,34 +83,44 @@ pub(crate) fn operand_bytes(of: Routed, k: usize) -> u64 {
     GemmOperand::bytes(of.pairs(), k)
 }
 
-/// Makes the operand of the gemm, rows in the order of experts.
-fn activations(
-    site: &Site<'_>,
-    inputs: Inputs,
-    format: DeviceFormat,
-    groups: &RowGroups,
-    operand: &GemmOperand,
-) -> Launch {
-    let of = groups.of;
+/// What the kernels that make an operand are told, of rows as they are.
+pub(crate) fn activation_params(site: &Site<'_>, inputs: Inputs, operand: &GemmOperand) -> ActivationParams {
     let Inputs { x, shared, norm } = inputs;
-    let select = if shared { groups.sources } else { groups.pairs };
-    let gain = site.vector(norm.map(|norm| norm.weight));
-    let (kernels, threads) = activations::kernels(format, operand.k);
-    let params = ActivationParams {
+    ActivationParams {
         x: x.region.address,
-        gain: gain.address,
+        gain: site.vector(norm.map(|norm| norm.weight)).address,
         rows: site.live(x.rows).address,
-        select: select.address,
         y: operand.rows.address,
         row_scales: operand.scales.address,
         k: index(operand.k),
         x_stride: index(if shared { x.stride } else { operand.k }),
         y_stride: index(operand.stride),
         eps: norm.map_or(0.0, |norm| norm.eps),
-        copies: index(of.slots),
-        waits: 1,
+        copies: 1,
+        ..ActivationParams::default()
+    }
+}
+
+/// Makes the operand of a gemm with one of `kernels`: rows in the order of their experts where there are groups, else as they
+/// are.
+pub(crate) fn activations(
+    site: &Site<'_>,
+    inputs: Inputs,
+    (kernels, threads): ([&'static str; 2], u32),
+    of: Routed,
+    groups: Option<&RowGroups>,
+    operand: &GemmOperand,
+) -> Launch {
+    let Inputs { x, shared, norm } = inputs;
+    let select = groups.map_or(Region::default(), |groups| if shared { groups.sources } else { groups.pairs });
+    let gain = site.vector(norm.map(|norm| norm.weight));
+    let params = ActivationParams {
+        select: select.address,
+        copies: index(operand.num_rows / of.rows),
+        waits: i32::from(groups.is_some()),
+        ..activation_params(site, inputs, operand)
     };
-    Launch::new(kernels[usize::from(norm.is_some())], [of.pairs(), 1, 1], &params)
+    Launch::new(kernels[usize::from(norm.is_some())], [operand.num_rows, 1, 1], &params)
         .with_groups_of(threads, 0)
         .with(Access::Read, x.region)
         .with(Access::Constant, gain)
@@ -210,7 +220,8 @@ pub(crate) fn launches(
         .with(Access::Write, y);
     let launch = experts::with_stack(launch, &stack);
     let launch = up.iter().fold(launch, experts::with_stack);
-    vec![activations(site, inputs, weight.format, groups, &operand), launch]
+    let kernels = activations::kernels(format, operand.k);
+    vec![activations(site, inputs, kernels, of, Some(groups), &operand), launch]
 }
 
 #[cfg(test)]

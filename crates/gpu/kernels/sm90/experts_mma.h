@@ -1,0 +1,408 @@
+// experts_mma: expert_linear and expert_glu (see experts.h: the same meaning) for some rows, of which each expert has few. The
+// weights of an expert stream once for a tile of its rows; each SIMD group has a ring of copies of its own and multiplies what comes
+// in it by itself, so that none waits for another. route_rows or group_rows puts rows in the order of their experts, activations.h
+// makes operands of them where they are, and expert_sum of experts.h adds up the pairs of a row.
+//
+// Shapes    x (rows or pairs, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; weights of an expert
+//           (n, k), experts one after another at equal distances; y (pairs, n), f32.
+// Work      a slab is 16 rows of weights of one expert (eight of gate and the same of up, in a GLU) by up to T of its rows. A group
+//           has a share of all slabs, and each of its SIMD groups as many stages of k as the others: where a slab begins in the
+//           share of one and ends in those of others, the first adds up what they made.
+// Bytes     W of each chosen expert once for a tile of its rows; x once for each slab, from the first cache.
+// Accuracy  as gemm.h.
+// Order     16s of k, then SIMD groups: a row's bits depend on how many slabs there are.
+struct ExpertMmaParams {
+  TensorMap weight;       // (k, n, experts); in a GLU (k, 8, 2, n / 8, experts), the third over gate and up
+  TensorMap scale_tiles;  // the same of scales
+  Ptr<const u32x4> x;
+  Ptr<const f32> row_scales;
+  Ptr<const f32> bias;    // of expert 0
+  Ptr<const f32> up_bias;
+  Ptr<const f32> matrix_scales;
+  Ptr<const f32> up_matrix_scales;
+  Ptr<f32> y;
+  Ptr<const u32x4> tiles;  // expert, first of its rows in the order of experts, their end
+  Ptr<const i32> num_tiles;
+  Ptr<const i32> pairs;    // in the order of experts
+  Ptr<const i32> sources;  // likewise: which row of x
+  i32 k, n, slabs;         // slabs: of an expert
+  i32 x_stride, y_stride;  // in 16 bytes; in numbers
+  i32 bias_stride;         // from expert to expert, in numbers
+  i32 activation, stages;  // stages: of a ring
+  i32 padding[2];
+};
+// router_rows: router_logits of route.h, and the operand that the gated units of these rows multiply: both read the same rows.
+template <class E> struct RouterRowsParams {
+  RouterLogitsParams<E> logits;
+  ActivationParams rows;
+};
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+
+enum {
+  SLAB_SIMDS = 16,
+  SLAB_ROWS = 16,        // of weights
+  SLAB_STAGES_MAX = 8,
+  SLAB_TILES_MAX = 64,   // that the slabs of a group are of
+  SLAB_HEADER = 3072,
+  SLAB_WEIGHTS = SLAB_ROWS * 128,  // bytes of a stage
+  SLAB_SUMS = SLAB_SIMDS * SIMD * 16  // bytes of the sums of all threads for eight rows of x
+};
+struct ExpertMmaGroup {
+  unsigned long long full[SLAB_SIMDS][SLAB_STAGES_MAX];
+  unsigned long long summed[SLAB_SIMDS];  // a SIMD group has left what it made of a slab that another began
+  u32x4 tiles[SLAB_TILES_MAX];
+  unsigned char fill[SLAB_HEADER - 8 * SLAB_SIMDS * (SLAB_STAGES_MAX + 1) - 16 * SLAB_TILES_MAX];
+  unsigned char stages[16];  // weights of all stages, their scales, and sums
+};
+static_assert(SLAB_HEADER % 1024 == 0, "copies of weights begin on 1024 bytes");
+
+// What a lane takes of 64 numbers of k for four matrix instructions, its steps: of two rows of weights, 8 apart, and of a row of x, two
+// vectors of 16 bytes. K: numbers of k in a stage. X_FOLLOWS: whether the second vector follows the first in x, and has the third and
+// fourth step; else it is 32 bytes further, and has the second and fourth.
+// F16, BF16: a lane has 16 numbers of k that follow each other.
+template <class W> struct SlabHalves {
+  enum { K = 64, SCALES = 0, LINE = 0, X_FOLLOWS = 1 };
+  struct Unit { i32 none; };
+  static PART i32 row(i32 lane) { return lane / 4; }
+  static PART i32 x_place(i32 t) { return 2 * t; }
+  static PART u32 place(i32 lane) { return (lane / 4) * 128 + ((lane % 4 * 2) ^ (lane / 4)) * 16; }
+  static PART u32 scales_place(i32 lane) { return 0; }
+  static PART i32 scales_begin(i32 k) { return 0; }
+  static PART u32 scales_inside(i32 k) { return 0; }
+  static PART Unit unit(u32 at, i32 t) { return {0}; }
+  PART void load(u32 at, THREAD const Unit& low, THREAD const Unit& high, i32 block, i32 t) {
+    UNROLL for (i32 i = 0; i < 2; i++) {
+      a[i] = load_group_bits(at ^ i * 16);
+      b[i] = load_group_bits((at ^ i * 16) + 8 * 128);
+    }
+  }
+  PART void fragment(THREAD u32 (&w)[4], i32 step) const {
+    const u32x4 low = a[step / 2], high = b[step / 2];
+    w[0] = step % 2 == 0 ? low.x : low.z;
+    w[2] = step % 2 == 0 ? low.y : low.w;
+    w[1] = step % 2 == 0 ? high.x : high.z;
+    w[3] = step % 2 == 0 ? high.y : high.w;
+  }
+  static PART void multiply(THREAD f32 (&c)[4], THREAD const u32 (&w)[4], u32 b0, u32 b1) { mma_f16_16x8x16(c, w[0], w[1], w[2], w[3], b0, b1); }
+  u32x4 a[2], b[2];
+};
+template <class W> struct SlabStep : SlabHalves<W> {};
+template <> struct SlabStep<GemmBF16> : SlabHalves<GemmBF16> {
+  static PART void multiply(THREAD f32 (&c)[4], THREAD const u32 (&w)[4], u32 b0, u32 b1) { mma_bf16_16x8x16(c, w[0], w[1], w[2], w[3], b0, b1); }
+};
+
+// Codes: the places of gemm_narrow.h.
+template <class W> struct SlabCodes {
+  enum { SCALES = NarrowScales<W>::ONE };  // bytes of a row in a stage
+  PART void fragment(THREAD u32 (&w)[4], i32 step) const { gemm_fragment<W>(w, low, high, step, scale_low, scale_high); }
+  static PART void multiply(THREAD f32 (&c)[4], THREAD const u32 (&w)[4], u32 b0, u32 b1) { mma_f16_16x8x16(c, w[0], w[1], w[2], w[3], b0, b1); }
+  typename W::Share low, high;
+  GemmScale scale_low, scale_high;
+};
+template <class W> struct SlabBytes : SlabCodes<W> {
+  enum { K = 128, LINE = NarrowScales<W>::ONE, X_FOLLOWS = 1 };
+  struct Unit { u32 at; };
+  static PART i32 row(i32 lane) { return NarrowBytes<W>::row(lane); }
+  static PART i32 x_place(i32 t) { return 2 * t; }
+  static PART u32 place(i32 lane) { return NarrowBytes<W>::weights(0, lane); }
+  static PART u32 scales_place(i32 lane) { return NarrowBytes<W>::scales(LINE, 0, lane); }
+  static PART i32 scales_begin(i32 k) { return k / 256 * 16; }
+  static PART u32 scales_inside(i32 k) { return k / 128 % 2 * 8; }
+  static PART Unit unit(u32 at, i32 t) { return {at}; }
+  PART void load(u32 at, THREAD const Unit& unit_low, THREAD const Unit& unit_high, i32 block, i32 t) {
+    const u32 from = at ^ block * 64;
+    this->low = load_group_bits(from);
+    this->high = load_group_bits(from + 8 * 128);
+    this->scale_low = {load_scale(unit_low.at + block * 4), 0};
+    this->scale_high = {load_scale(unit_high.at + block * 4), 0};
+  }
+};
+template <class W> struct SlabHalfBytes : SlabCodes<W> {
+  enum { K = 256, LINE = NarrowScales<W>::ONE, X_FOLLOWS = 0 };
+  typedef typename W::Unit Unit;
+  static PART i32 row(i32 lane) { return NarrowHalfBytes<W>::row(lane); }
+  static PART i32 x_place(i32 t) { return t / 2 * 4 + t % 2; }
+  static PART u32 place(i32 lane) { return NarrowHalfBytes<W>::weights(0, lane); }
+  static PART u32 scales_place(i32 lane) { return NarrowHalfBytes<W>::scales(LINE, 0, lane); }
+  static PART i32 scales_begin(i32 k) { return narrow_scales_begin<W>(k / 256); }
+  static PART u32 scales_inside(i32 k) { return k / 256 * i32(NarrowScales<W>::OF_256) - scales_begin(k); }
+  static PART Unit unit(u32 at, i32 t) { return NarrowHalfBytes<W>::unit(at, t); }
+  PART void load(u32 at, THREAD const Unit& unit_low, THREAD const Unit& unit_high, i32 block, i32 t) {
+    const u32 from = at ^ block * 32;
+    this->low = W::load(from, unit_low, block);
+    this->high = W::load(from + 8 * 128, unit_high, block);
+    this->scale_low = W::scale(unit_low, block, t);
+    this->scale_high = W::scale(unit_high, block, t);
+  }
+};
+template <> struct SlabStep<GemmQ8_0> : SlabBytes<GemmQ8_0> {};
+template <> struct SlabStep<GemmFP8> : SlabBytes<GemmFP8> {};
+template <> struct SlabStep<GemmQ4_0> : SlabHalfBytes<GemmQ4_0> {};
+template <> struct SlabStep<GemmQ4G128> : SlabHalfBytes<GemmQ4G128> {};
+template <> struct SlabStep<GemmQ4Z128> : SlabHalfBytes<GemmQ4Z128> {};
+template <> struct SlabStep<GemmMXFP4> : SlabHalfBytes<GemmMXFP4> {};
+template <> struct SlabStep<GemmNVFP4> : SlabHalfBytes<GemmNVFP4> {};
+template <> struct SlabStep<GemmQ4_K> : SlabHalfBytes<GemmQ4_K> {};
+template <> struct SlabStep<GemmQ6_K> : SlabHalfBytes<GemmQ6_K> {};
+
+// What a SIMD group takes next of the group's slabs: the stage of a slab of a tile that begins at `k`, and the slot of its ring. `left`
+// says how many stages it still has to take.
+struct SlabCursor { i32 tile, slab, k, slot, left; };
+
+FN void slab_next(THREAD SlabCursor& c, i32 slabs) {
+  c.k = 0;
+  if (++c.slab == slabs) {
+    c.slab = 0;
+    c.tile++;
+  }
+}
+
+// Where the parts of its ring are.
+struct SlabRing { u32 full, weights, scales; };
+
+template <class W, bool GLU>
+FN void slab_ask(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD SlabCursor& next, SlabRing ring, i32 lane) {
+  typedef SlabStep<W> Step;
+  if (next.left == 0) return;
+  const u32 barrier = ring.full + next.slot * 8, to = ring.weights + next.slot * SLAB_WEIGHTS;
+  const u32 scales_to = ring.scales + next.slot * (SLAB_ROWS * i32(Step::SCALES));
+  const i32 expert = (i32)g.tiles[next.tile].x, k = next.k / W::PACK, scales = Step::scales_begin(next.k) / 2;
+  if (one_lane(lane)) {
+    barrier_expect(barrier, SLAB_ROWS * (128 + i32(Step::SCALES)));
+    if (GLU) copy_tile_5d(to, p.weight, barrier, k, 0, 0, next.slab, expert);
+    else copy_tile_3d(to, p.weight, barrier, k, next.slab * SLAB_ROWS, expert);
+    if (W::IN_REGISTERS) {
+      if (GLU) copy_tile_5d(scales_to, p.scale_tiles, barrier, scales, 0, 0, next.slab, expert);
+      else copy_tile_3d(scales_to, p.scale_tiles, barrier, scales, next.slab * SLAB_ROWS, expert);
+    }
+  }
+  simd_barrier();
+  if (++next.slot == p.stages) next.slot = 0;
+  next.left--;
+  next.k += Step::K;
+  if (next.k >= p.k) slab_next(next, p.slabs);
+}
+
+// Where the share of a SIMD group of `stages` begins.
+FN i32 slab_share(i32 stages, i32 simd) { return stages * simd / SLAB_SIMDS; }
+
+// Asks for what a lane multiplies of 64 numbers of its rows of x: one of each eight that a column has, where the tile has so many.
+template <i32 COLUMNS, i32 AHEAD, i32 SECOND>
+FN void slab_rows(THREAD u32x4 (&v)[COLUMNS][AHEAD][2], const Ptr<const u32x4> (&rows)[COLUMNS], i32 num_rows, i32 block) {
+  UNROLL for (i32 j = 0; j < COLUMNS; j++)
+    if (j == 0 || j * 8 < num_rows)
+      UNROLL for (i32 half = 0; half < 2; half++) v[j][block % AHEAD][half] = rows[j][block * 8 + half * SECOND];
+}
+
+// `first_row`: of weights, the SIMD group's; of a gate in a GLU.
+template <class W, i32 COLUMNS, bool GLU>
+FN void slab_finish(CONST ExpertMmaParams& p, THREAD f32 (&sum)[COLUMNS][4], THREAD const u32x4& tile, i32 first_row, i32 lane) {
+  const i32 expert = (i32)tile.x, first = (i32)tile.y, count = (i32)tile.z - first;
+  const i32 low = first_row + SlabStep<W>::row(lane), high = GLU ? low : low + 8;
+  const bool has_low = low < p.n, has_high = high < p.n;
+  f32 low_scale = 1.f, high_scale = 1.f;
+  if (HasMatrixScale<W>::VALUE) {
+    low_scale = p.matrix_scales[expert] * 16384.f;
+    high_scale = GLU && given(p.up_matrix_scales) ? p.up_matrix_scales[expert] * 16384.f : GLU ? 16384.f : low_scale;
+  }
+  const i64 bias_at = i64(expert) * p.bias_stride;
+  const f32 low_bias = given(p.bias) && has_low ? p.bias[bias_at + low] : 0.f;
+  const f32 high_bias = GLU ? (given(p.up_bias) && has_low ? p.up_bias[bias_at + low] : 0.f) : (given(p.bias) && has_high ? p.bias[bias_at + high] : 0.f);
+  UNROLL for (i32 j = 0; j < COLUMNS; j++) {
+    const i32 token = j * 8 + lane % 4 * 2;
+    i32 pair[2];
+    f32 scale[2], v[2], u[2];
+    UNROLL for (i32 e = 0; e < 2; e++) {
+      const i32 at = first + mini(token + e, count - 1);
+      pair[e] = p.pairs[at];
+      scale[e] = given(p.row_scales) ? p.row_scales[p.sources[at]] : 1.f;
+      v[e] = fma32(sum[j][e], scale[e] * low_scale, low_bias);
+      u[e] = fma32(sum[j][2 + e], scale[e] * high_scale, high_bias);
+    }
+    if (GLU) {
+      const f32 ups[2] = {u[0], u[1]};
+      near_gated<2>(v, ups, p.activation);
+    }
+    UNROLL for (i32 e = 0; e < 2; e++)
+      if (token + e < count) {
+        const Ptr<f32> y = p.y + i64(pair[e]) * p.y_stride;
+        if (has_low) y[low] = v[e];
+        if (!GLU && has_high) y[high] = u[e];
+      }
+  }
+}
+
+// Where a SIMD group works, and where a lane reads what comes and leaves its sums.
+struct SlabPlace {
+  SlabRing ring;
+  u32 weights, scales, sums, summed;
+  i32 simd, lane, of_group;  // of_group: stages of k of all of the group's slabs
+};
+
+// What a SIMD group makes of the slab that it has next, or of the part of it that is in its share.
+template <class W, i32 COLUMNS, bool GLU>
+FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const SlabPlace& at, THREAD SlabCursor& own, THREAD SlabCursor& next,
+                 THREAD u32& parity, THREAD const u32x4& tile, i32 slab_end) {
+  typedef SlabStep<W> Step;
+  enum { BLOCKS = i32(Step::K) / GEMM_K, MOST = 4 / COLUMNS, AHEAD = i32(BLOCKS) < MOST ? i32(BLOCKS) : MOST, SECOND = Step::X_FOLLOWS ? 1 : 2 };
+  const i32 lane = at.lane, quarter = lane % 4, num_rows = (i32)(tile.z - tile.y);
+  const bool begins = own.k == 0;
+  i32 left = (p.k - own.k + GEMM_K - 1) / GEMM_K;  // of 64s of k
+  // Where a row is missing the last is multiplied once more, for nothing.
+  Ptr<const u32x4> x[COLUMNS];
+  UNROLL for (i32 j = 0; j < COLUMNS; j++) {
+    const i32 row = p.sources[mini((i32)tile.y + j * 8 + lane / 4, (i32)tile.z - 1)];
+    x[j] = p.x + i64(row) * p.x_stride + Step::x_place(quarter) + own.k / 8;
+  }
+  f32 sum[COLUMNS][4];
+  UNROLL for (i32 j = 0; j < COLUMNS; j++) UNROLL for (i32 i = 0; i < 4; i++) sum[j][i] = 0.f;
+  // Rows are asked for AHEAD times 64 numbers before they are multiplied. Behind their end, where weights come as zeros, what was
+  // multiplied before is multiplied again: numbers, or zeros.
+  u32x4 v[COLUMNS][AHEAD][2];
+  UNROLL for (i32 block = 0; block < AHEAD; block++) {
+    UNROLL for (i32 j = 0; j < COLUMNS; j++) v[j][block][0] = v[j][block][1] = make16(0, 0, 0, 0);
+    if (block < left) slab_rows<COLUMNS, AHEAD, SECOND>(v, x, num_rows, block);
+  }
+  ROLL do {
+    Step step;
+    barrier_wait(at.ring.full + own.slot * 8, parity);
+    const u32 weights = at.weights + own.slot * SLAB_WEIGHTS;
+    const u32 scales = at.scales + own.slot * (SLAB_ROWS * i32(Step::SCALES)) + Step::scales_inside(own.k);
+    const typename Step::Unit low = Step::unit(scales, quarter), high = Step::unit(scales + 8 * i32(Step::LINE), quarter);
+    UNROLL for (i32 block = 0; block < BLOCKS; block++) {
+      step.load(weights, low, high, block, quarter);
+      UNROLL for (i32 s = 0; s < GEMM_K / 16; s++) {
+        u32 w[4];
+        step.fragment(w, s);
+        UNROLL for (i32 j = 0; j < COLUMNS; j++) {
+          const u32x4 b = v[j][block % AHEAD][Step::X_FOLLOWS ? s / 2 : s % 2];
+          const bool second = (Step::X_FOLLOWS ? s % 2 : s / 2) != 0;
+          Step::multiply(sum[j], w, second ? b.z : b.x, second ? b.w : b.y);
+        }
+      }
+      if (block + AHEAD < left) slab_rows<COLUMNS, AHEAD, SECOND>(v, x, num_rows, block + AHEAD);
+    }
+    simd_barrier();
+    slab_ask<W, GLU>(p, g, next, at.ring, lane);
+    if (++own.slot == p.stages) { own.slot = 0; parity ^= 1; }
+    UNROLL for (i32 j = 0; j < COLUMNS; j++) x[j] += BLOCKS * 8;
+    left -= BLOCKS;
+    own.k += Step::K;
+    own.left--;
+  } while (own.left > 0 && own.k < p.k);
+  if (!begins) {
+    UNROLL for (i32 j = 0; j < COLUMNS; j++) store_group_four(at.sums + j * SLAB_SUMS, sum[j]);
+    simd_barrier();
+    if (lane == 0) barrier_arrive(at.summed);
+    return;
+  }
+  // Others have the end of the slab, and make it before anything else.
+  if (own.k < p.k)
+    ROLL for (i32 simd = at.simd + 1; simd < SLAB_SIMDS && slab_share(at.of_group, simd) < slab_end; simd++) {
+      if (slab_share(at.of_group, simd + 1) == slab_share(at.of_group, simd)) continue;
+      const i32 further = simd - at.simd;
+      barrier_wait(at.summed + further * 8, 0);
+      UNROLL for (i32 j = 0; j < COLUMNS; j++) {
+        const f32x4 other = load_group(at.sums + further * (SIMD * 16) + j * SLAB_SUMS);
+        sum[j][0] += other.x; sum[j][1] += other.y;
+        sum[j][2] += other.z; sum[j][3] += other.w;
+      }
+    }
+  slab_finish<W, COLUMNS, GLU>(p, sum, tile, own.slab * (GLU ? 8 : SLAB_ROWS), lane);
+}
+
+template <class W, i32 T, bool GLU>
+FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
+  typedef SlabStep<W> Step;
+  const i32 thread = t.simd * SIMD + t.lane;
+  const u32 stages = group_address(g.stages), all_scales = stages + SLAB_SIMDS * p.stages * SLAB_WEIGHTS;
+  SlabPlace at;
+  at.simd = t.simd;
+  at.lane = t.lane;
+  at.ring.full = group_address(g.full[t.simd]);
+  at.ring.weights = stages + t.simd * p.stages * SLAB_WEIGHTS;
+  at.ring.scales = all_scales + t.simd * p.stages * (SLAB_ROWS * i32(Step::SCALES));
+  at.weights = held(at.ring.weights + Step::place(t.lane));
+  at.scales = held(at.ring.scales + Step::scales_place(t.lane));
+  at.sums = all_scales + SLAB_SIMDS * p.stages * (SLAB_ROWS * i32(Step::SCALES)) + thread * 16;
+  at.summed = group_address(&g.summed[t.simd]);
+  let_next_start();
+  if (t.lane == 0) {
+    for (i32 i = 0; i < p.stages; i++) barrier_init(at.ring.full + i * 8, 1);
+    barrier_init(at.summed, 1);
+    barriers_are_ready();
+  }
+  if (thread == 0) prefetch_map(p.weight);
+  if (thread == SIMD && W::IN_REGISTERS) prefetch_map(p.scale_tiles);
+  wait_for_previous();
+  // The group's share: slabs, and the stages of all of them.
+  const i32 all = p.num_tiles[0] * p.slabs, in_slab = (p.k + Step::K - 1) / Step::K;
+  const i32 begin = i32(i64(all) * t.gx / (i32)gridDim.x), end = i32(i64(all) * (t.gx + 1) / (i32)gridDim.x);
+  const i32 first_tile = begin / p.slabs;
+  at.of_group = (end - begin) * in_slab;
+  if (thread < SLAB_TILES_MAX && (first_tile + thread) * p.slabs < end) g.tiles[thread] = p.tiles[first_tile + thread];
+  group_barrier();
+  const i32 from = slab_share(at.of_group, t.simd), skipped = from / in_slab;
+  i32 slab_end = skipped * in_slab;  // where the slab ends that is next, in stages of the group's
+  SlabCursor own;
+  own.tile = (begin + skipped) / p.slabs - first_tile;
+  own.slab = begin + skipped - (first_tile + own.tile) * p.slabs;
+  own.k = (from - slab_end) * Step::K;
+  own.slot = 0;
+  own.left = slab_share(at.of_group, t.simd + 1) - from;
+  SlabCursor next = own;
+  for (i32 i = 0; i < p.stages; i++) slab_ask<W, GLU>(p, g, next, at.ring, t.lane);
+  u32 parity = 0;
+  ROLL while (own.left > 0) {
+    u32x4 tile = g.tiles[own.tile];
+    tile.z = tile.y + mini((i32)(tile.z - tile.y), T);
+    slab_end += in_slab;
+    slab_run<W, T / 8, GLU>(p, g, at, own, next, parity, tile, slab_end);
+    slab_next(own, p.slabs);
+  }
+}
+
+// Groups behind those of router_logits have a row each: of 4,096 numbers at most.
+struct RouterRowsGroup { RouterLogitsGroup logits; ActivationGroup rows; };
+template <class E, bool BF16, OperandOrder ORDER>
+FN void router_rows(CONST RouterRowsParams<E>& p, GROUP RouterRowsGroup& g, Lane t) {
+  if (t.gx < p.logits.experts) {
+    router_logits<E>(p.logits, g.logits, t);
+    return;
+  }
+  const Lane of_row = {t.gy * ROUTER_ROWS + t.gx - p.logits.experts, 0, 0, t.simd, t.lane, t.simds};
+  activations<true, BF16, ORDER, 8>(p.rows, g.rows, of_row);
+}
+#define ROUTER_ROWS_KERNELS(FORMAT, BF16, ORDER)                                                                                     \
+  KERNEL(router_rows_f32_##FORMAT, RouterRowsParams<f32>, RouterRowsGroup, 128, router_rows<f32, BF16, ORDER>)      \
+  KERNEL(router_rows_f16_##FORMAT, RouterRowsParams<f16>, RouterRowsGroup, 128, router_rows<f16, BF16, ORDER>)      \
+  KERNEL(router_rows_bf16_##FORMAT, RouterRowsParams<bf16>, RouterRowsGroup, 128, router_rows<bf16, BF16, ORDER>)
+ROUTER_ROWS_KERNELS(f16, false, AS_X)
+ROUTER_ROWS_KERNELS(bf16, true, AS_X)
+ROUTER_ROWS_KERNELS(turns, false, IN_TURNS)
+
+#define EXPERT_MMA_KERNEL(NAME, ...)                                                                                       \
+  extern "C" __global__ void __launch_bounds__(512, 1) NAME(const __grid_constant__ ExpertMmaParams p) {                   \
+    extern __shared__ __align__(1024) unsigned char group_memory[];                                                        \
+    const Lane t = {(i32)blockIdx.x, 0, 0, simd_of_thread(), (i32)threadIdx.x & 31, SLAB_SIMDS};                           \
+    __VA_ARGS__(p, *reinterpret_cast<ExpertMmaGroup*>(group_memory), t);                                                   \
+  }
+#define EXPERT_MMA(FORMAT, W)                                             \
+  EXPERT_MMA_KERNEL(expert_mma_##FORMAT##_t8, expert_mma<W, 8, false>)     \
+  EXPERT_MMA_KERNEL(expert_mma_glu_##FORMAT##_t8, expert_mma<W, 8, true>)  \
+  EXPERT_MMA_KERNEL(expert_mma_##FORMAT##_t16, expert_mma<W, 16, false>)   \
+  EXPERT_MMA_KERNEL(expert_mma_glu_##FORMAT##_t16, expert_mma<W, 16, true>)
+EXPERT_MMA(f16, GemmF16)
+EXPERT_MMA(bf16, GemmBF16)
+EXPERT_MMA(q8_0, GemmQ8_0)
+EXPERT_MMA(fp8, GemmFP8)
+EXPERT_MMA(q4_0, GemmQ4_0)
+EXPERT_MMA(q4_g128, GemmQ4G128)
+EXPERT_MMA(q4_z128, GemmQ4Z128)
+EXPERT_MMA(mxfp4, GemmMXFP4)
+EXPERT_MMA(nvfp4, GemmNVFP4)
+EXPERT_MMA(q4_k, GemmQ4_K)
+EXPERT_MMA(q6_k, GemmQ6_K)
+
+#endif

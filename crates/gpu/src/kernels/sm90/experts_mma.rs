@@ -1,0 +1,237 @@
+//! `kernels/sm90/experts_mma.h`: some rows by the experts of each, which have few of them, on matrix instructions of SIMD
+//! groups by themselves.
+
+use std::mem::offset_of;
+
+use plan::{Activation, Experts, Linear};
+
+use crate::kernels::experts::{self, Inputs, Routed, RowGroups};
+use crate::kernels::operand::GemmOperand;
+use crate::kernels::route;
+use crate::kernels::sm90::gemm::CopiedMatrix;
+use crate::kernels::sm90::{activations, gemm_experts};
+use crate::launch::{Access, Element, Launch, Region};
+use crate::params::{ExpertMmaParams, RouterRowsParams};
+use crate::site::{DeviceRows, Site, index};
+use crate::target::Target;
+use crate::weights::{DeviceExperts, DeviceFormat, scales_of_256};
+
+/// As in the kernel text: SIMD groups, rows of weights of a slab, stages of a ring at most, and bytes ahead of the rings.
+const SIMDS: usize = 16;
+const SLAB_ROWS: usize = 16;
+const STAGES_MAX: usize = 8;
+const HEADER: usize = 3072;
+
+/// Input features of a router whose rows [`router_rows`] makes an operand of, at most.
+const ROUTER_FEATURES_MAX: usize = 4096;
+
+/// Bytes of weights of a row in a stage.
+const LINE: usize = 128;
+
+/// Bytes of group memory for rings, of which three stages are the least: more were not faster.
+const RINGS: usize = 144 << 10;
+const STAGES_MIN: usize = 3;
+
+/// Rows of one expert that its kernels multiply together.
+pub(crate) const ROWS: [usize; 2] = [8, 16];
+
+/// How a launch is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlabVariant {
+    /// Rows of one expert that are multiplied together.
+    pub(crate) rows: usize,
+    stages: usize,
+    group_bytes: usize,
+}
+
+/// Bytes of the scales of a row of weights in a stage: of 256 weights, or two times 128 with those of all 256.
+fn scale_bytes(format: DeviceFormat) -> usize {
+    match format {
+        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
+        _ => (2 * scales_of_256(format)).next_multiple_of(16),
+    }
+}
+
+/// Whether there are kernels for a stack, behind whose matrices those of `up` follow at one distance.
+pub(crate) fn can_be(target: &Target, of: Routed, stack: &DeviceExperts, up: Option<&DeviceExperts>) -> bool {
+    let places = of.pairs() * stack.first.rows.max(stack.first.row_len);
+    gemm_experts::can_be(target, of.rows, stack, up) && places <= i32::MAX as usize
+}
+
+/// For how many rows of an expert at once a launch is fastest, as measured on an H200, where it is faster than the gemm by
+/// experts. With 16 rows fewer tiles read weights again, and every tile takes as many matrix instructions as two of 8: the
+/// longer codes take to become operands, the less that counts.
+pub(crate) fn best(of: Routed, format: DeviceFormat) -> Option<usize> {
+    let (pairs, experts) = (of.pairs(), of.experts);
+    match format {
+        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (2 * pairs <= experts).then_some(8),
+        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::Q4_Z128 => {
+            (pairs <= 16 * experts).then_some(if pairs <= 3 * experts { 8 } else { 16 })
+        }
+        _ => (pairs <= 8 * experts).then_some(if pairs < 2 * experts { 8 } else { 16 }),
+    }
+}
+
+/// The launch for `rows` rows of an expert at once.
+pub(crate) fn variant(format: DeviceFormat, rows: usize) -> SlabVariant {
+    let stage = SIMDS * SLAB_ROWS * (LINE + scale_bytes(format));
+    let stages = (RINGS / stage).clamp(STAGES_MIN, STAGES_MAX);
+    let sums = SIMDS * SLAB_ROWS * rows * size_of::<f32>();
+    SlabVariant { rows, stages, group_bytes: HEADER + stages * stage + sums }
+}
+
+/// Where the rows of an op become an operand.
+pub(crate) fn operand(site: &Site<'_>, of: Routed, shared: bool, k: usize) -> GemmOperand {
+    let rows = if shared { of.rows } else { of.pairs() };
+    let scratch = site.arena.part(site.layout.scratch.0, GemmOperand::bytes(rows, k));
+    GemmOperand::new(scratch, rows, k)
+}
+
+/// The logits of experts, and the operand of gated units of `format` that read the same normalised rows, where there is a
+/// kernel for both.
+pub(crate) fn router_rows(
+    site: &Site<'_>,
+    inputs: Inputs,
+    gate: Linear,
+    logits: DeviceRows,
+    format: DeviceFormat,
+    operand: &GemmOperand,
+) -> Option<Launch> {
+    let Inputs { x, norm, .. } = inputs;
+    let (norm, weight) = (norm?, site.loaded.weights.get(gate.weight));
+    let kernels = match (format.chunk_len(), format) {
+        (32, _) => ["router_rows_f32_turns", "router_rows_f16_turns", "router_rows_bf16_turns"],
+        (_, DeviceFormat::BF16) => ["router_rows_f32_bf16", "router_rows_f16_bf16", "router_rows_bf16_bf16"],
+        _ => ["router_rows_f32_f16", "router_rows_f16_f16", "router_rows_bf16_f16"],
+    };
+    let kernel = match weight.format {
+        DeviceFormat::F32 => kernels[0],
+        DeviceFormat::F16 => kernels[1],
+        DeviceFormat::BF16 => kernels[2],
+        _ => return None,
+    };
+    let rows = site.num_rows(x.rows);
+    if rows > route::LOGITS_FEW_ROWS || weight.row_len > ROUTER_FEATURES_MAX || !weight.row_len.is_multiple_of(8) {
+        return None;
+    }
+    let params = RouterRowsParams {
+        logits: route::logits_params(site, x, norm, gate, logits),
+        rows: gemm_experts::activation_params(site, inputs, operand),
+    };
+    let groups = [weight.rows + route::LOGITS_ROWS, rows.div_ceil(route::LOGITS_ROWS), 1];
+    let launch = route::with_logits_operands(site, Launch::new(kernel, groups, &params), x, norm, gate, logits);
+    Some(launch.with(Access::Write, operand.rows).with(Access::Write, operand.scales))
+}
+
+/// What the experts of each row make of it, gated units where there is an up projection: a row of `y` for each pair of row
+/// and slot, `y_stride` numbers apart. `made` is the operand where a launch ahead has made it.
+#[expect(clippy::too_many_arguments, reason = "what experts take")]
+pub(crate) fn launches(
+    site: &Site<'_>,
+    variant: SlabVariant,
+    inputs: Inputs,
+    stack: &Experts,
+    up: Option<(&Experts, Activation)>,
+    groups: &RowGroups,
+    (y, y_stride): (Region, usize),
+    made: Option<GemmOperand>,
+) -> Vec<Launch> {
+    let of = groups.of;
+    let place = |experts: &Experts| site.loaded.weights.stack(experts);
+    let (stack, activation) = (place(stack), up.map_or(0, |(_, activation)| activation as i32));
+    let up = up.map(|(up, _)| place(up));
+    let weight = &stack.first;
+    let (format, n, k) = (weight.format, weight.rows, weight.row_len);
+    let is_made = made.is_some();
+    let operand = made.unwrap_or_else(|| operand(site, of, inputs.shared, k));
+    let sources = if inputs.shared { groups.sources } else { groups.pairs };
+    let values = CopiedMatrix::values(weight);
+    let element = values.element();
+    let slab_features = if up.is_some() { SLAB_ROWS / 2 } else { SLAB_ROWS };
+    let params = ExpertMmaParams {
+        x: operand.rows.address,
+        row_scales: if element == Element::BF16 { Region::default() } else { operand.scales }.address,
+        bias: stack.biases.address,
+        up_bias: up.map_or(Region::default(), |up| up.biases).address,
+        matrix_scales: stack.matrix_scales.address,
+        up_matrix_scales: up.map_or(Region::default(), |up| up.matrix_scales).address,
+        y: y.address,
+        tiles: groups.tiles.address,
+        num_tiles: groups.num_tiles.address,
+        pairs: groups.pairs.address,
+        sources: sources.address,
+        k: index(k),
+        n: index(n),
+        slabs: index(n.div_ceil(slab_features)),
+        x_stride: index(operand.stride / 8),
+        y_stride: index(y_stride),
+        bias_stride: experts::stack_params(&stack).bias_stride,
+        activation,
+        stages: index(variant.stages),
+        ..ExpertMmaParams::default()
+    };
+    // One dimension more, over the experts; where there is one, its matrix is as far as the next would be.
+    let over_experts = |at: usize, matrix: CopiedMatrix, up: Option<CopiedMatrix>, bytes: usize, swizzled: bool| {
+        let mut map =
+            matrix.tiles(at, up, [bytes as u32 / matrix.element().bytes() as u32, SLAB_ROWS as u32], swizzled);
+        map.dims.push(stack.count as u64);
+        map.strides.push(stack.stride.max(weight.values.bytes.next_multiple_of(16)));
+        map.tile.push(1);
+        map
+    };
+    let up_weight = up.map(|up| up.first);
+    let up_values = up_weight.as_ref().map(CopiedMatrix::values);
+    let mut maps = vec![over_experts(offset_of!(ExpertMmaParams, weight), values, up_values, LINE, true)];
+    if element == Element::I8 {
+        let up_scales = up_weight.as_ref().map(CopiedMatrix::scales);
+        let at = offset_of!(ExpertMmaParams, scale_tiles);
+        maps.push(over_experts(at, CopiedMatrix::scales(weight), up_scales, scale_bytes(format), false));
+    }
+    let kernel = match (up.is_some(), variant.rows) {
+        (false, 8) => named!(format, "expert_mma_", "_t8"),
+        (false, _) => named!(format, "expert_mma_", "_t16"),
+        (true, 8) => named!(format, "expert_mma_glu_", "_t8"),
+        (true, _) => named!(format, "expert_mma_glu_", "_t16"),
+    };
+    let group_bytes = u32::try_from(variant.group_bytes).expect("group memory is smaller than 2^32 bytes");
+    let launch = Launch { maps, ..Launch::new(kernel, [site.target.multiprocessors, 1, 1], &params) }
+        .with_groups_of((SIMDS * 32) as u32, group_bytes)
+        .with(Access::Read, operand.rows)
+        .with(Access::Read, operand.scales)
+        .with(Access::Read, groups.tiles)
+        .with(Access::Read, groups.num_tiles)
+        .with(Access::Read, groups.pairs)
+        .with(Access::Read, sources)
+        .with(Access::Write, y);
+    let launch = experts::with_stack(launch, &stack);
+    let launch = up.iter().fold(launch, experts::with_stack);
+    let make = || gemm_experts::activations(site, inputs, activations::kernels_by_lanes(format, k), of, None, &operand);
+    (!is_made).then(make).into_iter().chain([launch]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::sm90::gemm::GROUP_BYTES;
+
+    #[test]
+    fn rings_fit_for_every_format() {
+        for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
+            for rows in ROWS {
+                let variant = variant(format, rows);
+                assert!((STAGES_MIN..=STAGES_MAX).contains(&variant.stages), "{format:?}: {variant:?}");
+                assert!(variant.group_bytes <= GROUP_BYTES, "{format:?}: {variant:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_have_more_rows_where_experts_do() {
+        let of = |rows| Routed { rows, slots: 8, experts: 128 };
+        let best = |format| [2, 8, 16, 31, 32, 64, 128, 256, 512].map(|rows| best(of(rows), format));
+        let [low, high] = ROWS.map(Some);
+        assert_eq!(best(DeviceFormat::Q4_0), [low, low, low, low, low, high, high, high, None]);
+        assert_eq!(best(DeviceFormat::MXFP4), [low, low, low, low, high, high, high, None, None]);
+        assert_eq!(best(DeviceFormat::BF16), [low, low, None, None, None, None, None, None, None]);
+    }
+}
