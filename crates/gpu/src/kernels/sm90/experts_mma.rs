@@ -2,6 +2,7 @@
 //! groups by themselves.
 
 use std::mem::offset_of;
+use std::ops::RangeInclusive;
 
 use plan::{Activation, Experts, Linear};
 
@@ -22,8 +23,9 @@ const SLAB_ROWS: usize = 16;
 const STAGES_MAX: usize = 8;
 const HEADER: usize = 3072;
 
-/// Input features of a router whose rows [`router_rows`] makes an operand of, at most.
-const ROUTER_FEATURES_MAX: usize = 4096;
+/// Input features of a router whose rows [`router_rows`] makes an operand of: what its groups hold in registers at most, and at
+/// least so many that the operand takes no more room than normalised rows, behind which the logits are.
+const ROUTER_FEATURES: RangeInclusive<usize> = 64..=4096;
 
 /// Bytes of weights of a row in a stage.
 const LINE: usize = 128;
@@ -111,7 +113,8 @@ pub(crate) fn router_rows(
         _ => return None,
     };
     let rows = site.num_rows(x.rows);
-    if rows > route::LOGITS_FEW_ROWS || weight.row_len > ROUTER_FEATURES_MAX || !weight.row_len.is_multiple_of(8) {
+    if rows > route::LOGITS_FEW_ROWS || !ROUTER_FEATURES.contains(&weight.row_len) || !weight.row_len.is_multiple_of(8)
+    {
         return None;
     }
     let params = RouterRowsParams {
