@@ -298,7 +298,7 @@ impl Driver for SimDriver {
         let mut edges = vec![0];
         for end in 1..=ops.len() {
             // As a driver does that copies the step input ahead of a replay.
-            // SAFETY: forgets what was noted of this thread's launches.
+            // SAFETY: the function takes nothing; it forgets what it noted about earlier launches of this thread.
             unsafe { hotmetal_sim_begin_step() };
             let begun = Instant::now();
             ops[..end].iter().flat_map(|launches| *launches).try_for_each(|launch| self.run(launch))?;

@@ -30,8 +30,10 @@ const ROUTER_FEATURES: RangeInclusive<usize> = 64..=4096;
 /// Bytes of weights of a row in a stage.
 const LINE: usize = 128;
 
-/// Bytes of group memory for rings, of which three stages are the least: more were not faster.
+/// Bytes of group memory for all rings: larger rings were not faster.
 const RINGS: usize = 144 << 10;
+
+/// Stages of a ring at least, whatever that takes.
 const STAGES_MIN: usize = 3;
 
 /// Rows of one expert that its kernels multiply together.
