@@ -2,7 +2,7 @@
 
 use plan::{Activation, Experts, Norm};
 
-use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch, Region};
+use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{ExpertStack, ExpertSumParams, ExpertsParams};
 use crate::site::{DeviceRows, F32, Site, index};
 use crate::weights::{DeviceExperts, DeviceFormat};
@@ -37,6 +37,15 @@ pub(crate) fn stack_params(stack: &DeviceExperts) -> ExpertStack {
 pub(crate) fn with_stack(launch: Launch, stack: &DeviceExperts) -> Launch {
     let launch = launch.with(Access::Constant, stack.all).with(Access::Constant, stack.biases);
     launch.with(Access::Constant, stack.matrix_scales)
+}
+
+/// The tiles of an expert's matrix with one dimension more, over the experts of a stack; where there is one, its matrix is as
+/// far as the next would be.
+pub(crate) fn over_experts(mut map: TileMap, stack: &DeviceExperts) -> TileMap {
+    map.dims.push(stack.count as u64);
+    map.strides.push(stack.stride.max(stack.first.values.bytes.next_multiple_of(16)));
+    map.tile.push(1);
+    map
 }
 
 /// What the experts `ids` of each row of `x` make of it.

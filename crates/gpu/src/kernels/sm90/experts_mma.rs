@@ -175,22 +175,17 @@ pub(crate) fn launches(
         stages: index(variant.stages),
         ..ExpertMmaParams::default()
     };
-    // One dimension more, over the experts; where there is one, its matrix is as far as the next would be.
-    let over_experts = |at: usize, matrix: CopiedMatrix, up: Option<CopiedMatrix>, bytes: usize, swizzled: bool| {
-        let mut map =
-            matrix.tiles(at, up, [bytes as u32 / matrix.element().bytes() as u32, SLAB_ROWS as u32], swizzled);
-        map.dims.push(stack.count as u64);
-        map.strides.push(stack.stride.max(weight.values.bytes.next_multiple_of(16)));
-        map.tile.push(1);
-        map
+    let slabs = |at: usize, matrix: CopiedMatrix, up: Option<CopiedMatrix>, bytes: usize, swizzled: bool| {
+        let tile = [bytes as u32 / matrix.element().bytes() as u32, SLAB_ROWS as u32];
+        experts::over_experts(matrix.tiles(at, up, tile, swizzled), &stack)
     };
     let up_weight = up.map(|up| up.first);
     let up_values = up_weight.as_ref().map(CopiedMatrix::values);
-    let mut maps = vec![over_experts(offset_of!(ExpertMmaParams, weight), values, up_values, LINE, true)];
+    let mut maps = vec![slabs(offset_of!(ExpertMmaParams, weight), values, up_values, LINE, true)];
     if element == Element::I8 {
         let up_scales = up_weight.as_ref().map(CopiedMatrix::scales);
         let at = offset_of!(ExpertMmaParams, scale_tiles);
-        maps.push(over_experts(at, CopiedMatrix::scales(weight), up_scales, scale_bytes(format), false));
+        maps.push(slabs(at, CopiedMatrix::scales(weight), up_scales, scale_bytes(format), false));
     }
     let kernel = match (up.is_some(), variant.rows) {
         (false, 8) => named!(format, "expert_mma_", "_t8"),

@@ -191,11 +191,8 @@ pub(crate) fn launches(
     let at = offset_of!(ExpertGemmParams, gemm) + offset_of!(GemmParams, segments) + offset_of!(GemmSegment, weight);
     let copied = row_bytes(weight.format, gemm::TILE[0] as usize) as u64 / element.bytes();
     let up_values = up.map(|up| CopiedMatrix::values(&up.first));
-    let mut weights = values.tiles(at, up_values, [copied as u32, gemm::TILE[1]], element.bytes() == 2);
-    // One dimension more, over the experts; where there is one, its matrix is as far as the next would be.
-    weights.dims.push(stack.count as u64);
-    weights.strides.push(stack.stride.max(weight.values.bytes.next_multiple_of(16)));
-    weights.tile.push(1);
+    let weights = values.tiles(at, up_values, [copied as u32, gemm::TILE[1]], element.bytes() == 2);
+    let weights = experts::over_experts(weights, &stack);
     let x = operand.tiles(offset_of!(ExpertGemmParams, gemm) + offset_of!(GemmParams, x), element, groups.tile_rows);
     let format = weight.format;
     let kernel = match (up.is_some(), groups.tile_rows) {
