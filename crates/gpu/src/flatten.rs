@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use crate::params::layout_assertions;
 
 /// Structs of kernels for one CUDA architecture alone (`kernels/sm90`), which neither Metal nor the simulator sees.
-pub(crate) const OF_SM90: [&str; 11] = [
+pub(crate) const OF_SM90: [&str; 12] = [
     "ActivationParams",
+    "SumActivationParams",
     "GemmSegment",
     "GemmParams",
     "GroupRowsParams",

@@ -574,6 +574,12 @@ params! {
         waits: i32,
     }
 
+    /// `sm90/activations.h`: rows that are added up first.
+    "SumActivationParams" struct SumActivationParams {
+        sum: ExpertSumParams,
+        rows: ActivationParams,
+    }
+
     /// `sm90/gemm.h`: one of the weights.
     "GemmSegment" struct GemmSegment {
         weight: TensorMap,

@@ -1,7 +1,7 @@
-// experts_mma: expert_linear and expert_glu (see experts.h: the same meaning) for some rows, of which each expert has few. The
-// weights of an expert stream once for a tile of its rows; each SIMD group has a ring of copies of its own and multiplies what comes
-// in it by itself, so that none waits for another. route_rows or group_rows puts rows in the order of their experts, activations.h
-// makes operands of them where they are, and expert_sum of experts.h adds up the pairs of a row.
+// experts_mma: expert_linear and expert_glu (experts.h says what they mean), for steps in which an expert has few rows. The weights of
+// an expert are read once for a tile of its rows. Each SIMD group has a ring of copies of its own and multiplies what is in it, so no
+// SIMD group waits for another. Before it, route_rows or group_rows puts rows in the order of their experts, and activations.h makes
+// the operand without moving rows; after it, expert_sum or sum_norm_activations adds up the pairs of a row.
 //
 // Shapes    x (rows or pairs, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; weights of an expert
 //           (n, k), experts one after another at equal distances; y (pairs, n), f32.
@@ -257,8 +257,8 @@ FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const
   }
   f32 sum[COLUMNS][4];
   UNROLL for (i32 j = 0; j < COLUMNS; j++) UNROLL for (i32 i = 0; i < 4; i++) sum[j][i] = 0.f;
-  // Rows are asked for AHEAD times 64 numbers before they are multiplied. Behind their end, where weights come as zeros, what was
-  // multiplied before is multiplied again: numbers, or zeros.
+  // Rows are read AHEAD blocks of 64 numbers before they are multiplied. Past the end of k weights are zeros, and registers keep what they
+  // had: finite numbers, so that products are zero.
   u32x4 v[COLUMNS][AHEAD][2];
   UNROLL for (i32 block = 0; block < AHEAD; block++) {
     UNROLL for (i32 j = 0; j < COLUMNS; j++) v[j][block][0] = v[j][block][1] = make16(0, 0, 0, 0);

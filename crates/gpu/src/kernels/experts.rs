@@ -185,45 +185,64 @@ pub(crate) struct Inputs {
     pub(crate) norm: Option<Norm>,
 }
 
-/// Numbers from row to row of what [`sum`] adds up.
+/// Numbers from row to row of what an [`ExpertSum`] adds up.
 pub(crate) fn parts_stride(features: usize) -> usize {
     features.next_multiple_of(4)
 }
 
-/// Bytes of what [`sum`] adds up.
+/// Bytes of what an [`ExpertSum`] adds up.
 pub(crate) fn parts_bytes(of: Routed, features: usize) -> u64 {
     (of.pairs() * parts_stride(features)) as u64 * F32
 }
 
 /// The weighted sum of the pairs of each row, and the residual.
-pub(crate) fn sum(
-    site: &Site<'_>,
-    parts: Region,
-    of: Routed,
-    weights: DeviceRows,
-    residual: DeviceRows,
-    out: DeviceRows,
-) -> Launch {
-    let vectors = out.width.div_ceil(4);
-    let params = ExpertSumParams {
-        parts: parts.address,
-        weights: weights.region.address,
-        residual: residual.region.address,
-        rows: site.live(out.rows).address,
-        y: out.region.address,
-        vectors: index(vectors),
-        slots: index(of.slots),
-        parts_stride: index(parts_stride(out.width)),
-        weights_stride: index(weights.stride),
-        residual_stride: index(residual.stride),
-        y_stride: index(out.stride),
-    };
-    Launch::new("expert_sum", [vectors.div_ceil(GROUP_THREADS as usize), site.num_rows(out.rows), 1], &params)
-        .with(Access::Read, parts)
-        .with(Access::Read, weights.region)
-        .with(Access::Read, residual.region)
-        .with(Access::Constant, site.live(out.rows))
-        .with(Access::Write, out.region)
+#[derive(Clone, Copy)]
+pub(crate) struct ExpertSum {
+    pub(crate) parts: Region,
+    pub(crate) of: Routed,
+    pub(crate) weights: DeviceRows,
+    pub(crate) residual: DeviceRows,
+    pub(crate) out: DeviceRows,
+}
+
+impl ExpertSum {
+    pub(crate) fn params(&self, site: &Site<'_>) -> ExpertSumParams {
+        let Self { parts, of, weights, residual, out } = *self;
+        ExpertSumParams {
+            parts: parts.address,
+            weights: weights.region.address,
+            residual: residual.region.address,
+            rows: site.live(out.rows).address,
+            y: out.region.address,
+            vectors: index(self.vectors()),
+            slots: index(of.slots),
+            parts_stride: index(parts_stride(out.width)),
+            weights_stride: index(weights.stride),
+            residual_stride: index(residual.stride),
+            y_stride: index(out.stride),
+        }
+    }
+
+    /// Of a row, four numbers each.
+    fn vectors(&self) -> usize {
+        self.out.width.div_ceil(4)
+    }
+
+    /// A launch with what is read and written among its operands.
+    pub(crate) fn in_launch(&self, site: &Site<'_>, launch: Launch) -> Launch {
+        launch
+            .with(Access::Read, self.parts)
+            .with(Access::Read, self.weights.region)
+            .with(Access::Read, self.residual.region)
+            .with(Access::Constant, site.live(self.out.rows))
+            .with(Access::Write, self.out.region)
+    }
+
+    /// The launch that does nothing else.
+    pub(crate) fn launch(&self, site: &Site<'_>) -> Launch {
+        let groups = [self.vectors().div_ceil(GROUP_THREADS as usize), site.num_rows(self.out.rows), 1];
+        self.in_launch(site, Launch::new("expert_sum", groups, &self.params(site)))
+    }
 }
 
 #[cfg(test)]

@@ -122,6 +122,12 @@ pub(crate) fn lower(
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
             site.routed = Some(moe::routed_layer(&loaded.plan.ops, index));
+        } else if let Some([pairs, projections]) =
+            next.filter(|_| !keep).and_then(|next| moe::down_norm_linear(&site, op, next))
+        {
+            site.grouped = moe::groups_rows(&site, op).or(site.grouped);
+            ops.push(OpLaunches { op: index, launches: pairs });
+            ops.push(OpLaunches { op: index + 1, launches: projections });
         } else {
             ops.push(OpLaunches { op: index, launches: launches(&site, op) });
             site.grouped = moe::groups_rows(&site, op).or(site.grouped);

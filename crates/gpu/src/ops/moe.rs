@@ -2,13 +2,14 @@
 
 use plan::{Activation, Experts, Linear, Norm, Op, Router, StepShape, Value};
 
-use crate::kernels::experts::{self, ExpertsKind, Inputs, Routed, RowGroups};
+use crate::kernels::experts::{self, ExpertSum, ExpertsKind, Inputs, Routed, RowGroups};
 use crate::kernels::experts_rows::{self, RowsVariant};
 use crate::kernels::experts_stream::{self, ExpertsShape, RouterPlace};
 use crate::kernels::sm90::experts_mma::{self, SlabVariant};
 use crate::kernels::sm90::gemm_experts;
 use crate::kernels::{Projection, Projections, linear, rms_norm, route};
 use crate::launch::{Launch, Region};
+use crate::ops::projection;
 use crate::site::{DeviceRows, F32, LoadedPlan, ROW_ALIGN, RoutedLayer, Site, num_rows};
 use crate::weights::DeviceExperts;
 
@@ -287,6 +288,36 @@ pub(crate) fn glu(
     vec![rms_norm::launch(site, x, norm, normed), experts::launch(site, normed, ids, gate, kind, out)]
 }
 
+/// The down projections of the experts of each row, where they take rows in their order, and what is then left to add up.
+fn down_pairs(site: &Site<'_>, op: &Op) -> Option<(Vec<Launch>, ExpertSum)> {
+    let Op::MoeDown { x, weights, ref down, residual, out, .. } = *op else { return None };
+    let in_order = InOrder::new(site, op)?;
+    let (of, (groups, grouping)) = (in_order.of, in_order.grouping(site));
+    let [x, weights, residual, out] = [x, weights, residual, out].map(|value| site.place(value));
+    let inputs = Inputs { x, shared: false, norm: None };
+    let [operand, bytes] = down_bytes(of, site.loaded.weights.stack(down).first.row_len, out.width);
+    let parts: Region = site.arena.part(site.layout.scratch.0 + operand, bytes);
+    let y = (parts, experts::parts_stride(out.width));
+    let launches = in_order.launches(site, inputs, down, None, &groups, y);
+    Some((grouping.into_iter().chain(launches).collect(), ExpertSum { parts, of, weights, residual, out }))
+}
+
+/// The down projections of a mixture and the projections of the rows behind it, whose operand is made by the kernel that adds up
+/// the experts of each row, where there is one.
+pub(crate) fn down_norm_linear(site: &Site<'_>, op: &Op, next: &Op) -> Option<[Vec<Launch>; 2]> {
+    let (&Op::MoeDown { out, .. }, &Op::NormLinear { x, norm, ref projections }) = (op, next) else { return None };
+    if x != out {
+        return None;
+    }
+    let (pairs, sum) = down_pairs(site, op)?;
+    let of_next = Site { target: site.loaded.target.of(next.name()), reads: None, ..*site };
+    let list: Vec<_> =
+        projections.iter().map(|&(linear, out)| Projection { linear, up: None, out: site.place(out) }).collect();
+    let x = site.place(x);
+    let projections = Projections { x, rows: x.rows, norm: Some(norm), list: &list, residual: None };
+    Some([pairs, projection::launches_of_sum(&of_next, &projections, &sum)?])
+}
+
 /// The weighted sum of the down projections of the experts of each row, and the residual.
 pub(crate) fn down(
     site: &Site<'_>,
@@ -296,16 +327,9 @@ pub(crate) fn down(
     residual: Value,
     out: Value,
 ) -> Vec<Launch> {
-    if let Some(in_order) = InOrder::new(site, op) {
-        let (of, (groups, grouping)) = (in_order.of, in_order.grouping(site));
-        let [x, weights, residual, out] = [x, weights, residual, out].map(|value| site.place(value));
-        let inputs = Inputs { x, shared: false, norm: None };
-        let [operand, bytes] = down_bytes(of, site.loaded.weights.stack(down).first.row_len, out.width);
-        let parts: Region = site.arena.part(site.layout.scratch.0 + operand, bytes);
-        let y = (parts, experts::parts_stride(out.width));
-        let launches = in_order.launches(site, inputs, down, None, &groups, y);
-        let sum = experts::sum(site, parts, of, weights, residual, out);
-        return grouping.into_iter().chain(launches).chain([sum]).collect();
+    if let Some((mut launches, sum)) = down_pairs(site, op) {
+        launches.push(sum.launch(site));
+        return launches;
     }
     let [x, ids, weights, residual, out] = [x, ids, weights, residual, out].map(|value| site.place(value));
     let shape = ExpertsShape::new(&site.loaded.weights.stack(down), ids.width);

@@ -4,6 +4,7 @@
 use plan::{Activation, KvFormat, Linear, Op, Rope, Rows, StepShape, Value};
 
 use crate::forced::Kernel;
+use crate::kernels::experts::ExpertSum;
 use crate::kernels::linear_stream::{self, StreamKind};
 use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::gemm;
@@ -72,7 +73,7 @@ fn of_one_format_launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec
     let features = projections.features(site);
     let site = &Site { target: tuned_for(&site.target, projections.shape(site, &features)), ..*site };
     let on_matrices = on_matrices(&site.target).iter().find_map(|kernel| match kernel {
-        Kernel::Gemm => gemm::launches(site, projections),
+        Kernel::Gemm => gemm::launches(site, projections, None),
         Kernel::GemmMma => gemm_mma::launches(site, projections),
         _ => linear_batch::launches(site, projections),
     });
@@ -89,6 +90,19 @@ fn of_one_format_launches(site: &Site<'_>, projections: &Projections<'_>) -> Vec
         }
         _ => projections.in_launches().map(|some| without_matrices(site, &some)).collect(),
     }
+}
+
+/// The same of the rows of `sum`, which the kernel that makes their operand adds up; `None` where no kernel does.
+pub(crate) fn launches_of_sum(site: &Site<'_>, projections: &Projections<'_>, sum: &ExpertSum) -> Option<Vec<Launch>> {
+    let features = projections.features(site);
+    let shape = projections.shape(site, &features);
+    let in_one_format = projections.list.iter().all(|projection| {
+        let format = |weight: &DeviceWeight| weight.format == shape.format;
+        projection.weights(site).all(format)
+    });
+    let site = &Site { target: tuned_for(&site.target, shape), ..*site };
+    let is_gemm = on_matrices(&site.target).first() == Some(&Kernel::Gemm);
+    (in_one_format && is_gemm).then(|| gemm::launches(site, projections, Some(sum))).flatten()
 }
 
 fn without_matrices(site: &Site<'_>, projections: &Projections<'_>) -> Launch {

@@ -1,15 +1,31 @@
 //! `kernels/sm90/activations.h`: rows become the operand of a gemm.
 
 use crate::kernels::Projections;
+use crate::kernels::experts::ExpertSum;
 use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::gemm::GemmVariant;
-use crate::launch::{Access, Launch};
-use crate::params::ActivationParams;
+use crate::launch::{Access, Launch, Region};
+use crate::params::{ActivationParams, SumActivationParams};
 use crate::site::{Site, index};
 use crate::weights::DeviceFormat;
 
 /// Input features that each thread holds of rows of up to half of [`super::gemm::K_MAX`].
 const THREAD_FEATURES: usize = 16;
+
+/// The same of rows that are added up on the way, which threads hold in registers with what they add up; and features of a row.
+const SUM_THREAD_FEATURES: usize = 8;
+const SUM_FEATURES: usize = 4096;
+
+/// The kernel that adds up the results of experts, normalises the rows that it makes, and makes the operand of a gemm of them.
+fn sum_kernel(format: DeviceFormat) -> Option<&'static str> {
+    match (format.chunk_len(), format) {
+        (_, DeviceFormat::F32) => None,
+        (32, _) => Some("sum_norm_activations_q4"),
+        (16, _) => Some("sum_norm_activations_q8_0"),
+        (_, DeviceFormat::BF16) => Some("sum_norm_activations_bf16"),
+        _ => Some("sum_norm_activations_f16"),
+    }
+}
 
 /// The kernels that make a gemm's operand of rows of `k` features, and their threads.
 pub(crate) fn kernels(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
@@ -46,13 +62,15 @@ fn with_threads(narrow: [&'static str; 2], wide: [&'static str; 2], k: usize) ->
     (kernels, k.div_ceil(features).next_multiple_of(32) as u32)
 }
 
-/// Makes the operand of a gemm from the rows of `projections`.
+/// Makes the operand of a gemm from the rows of `projections`, which are `sum`'s where there is one that still has to be added
+/// up; `None` where no kernel does both.
 pub(crate) fn launch(
     site: &Site<'_>,
     projections: &Projections<'_>,
     operand: &GemmOperand,
     variant: &GemmVariant,
-) -> Launch {
+    sum: Option<&ExpertSum>,
+) -> Option<Launch> {
     let &Projections { x, rows, norm, .. } = projections;
     let gain = projections.gain(site);
     let select = projections.select(site);
@@ -70,13 +88,30 @@ pub(crate) fn launch(
         copies: 1,
         waits: 0,
     };
-    let kernel = variant.activations[usize::from(norm.is_some())];
-    Launch::new(kernel, [site.num_rows(rows), 1, 1], &params)
-        .with_groups_of(variant.activation_threads, 0)
-        .with(Access::Read, x.region)
+    let groups = [site.num_rows(rows), 1, 1];
+    let launch = match sum {
+        Some(sum) => {
+            let format = projections.format(site);
+            // What it makes must not lie where it reads what others made.
+            let apart = operand.rows.is_apart(sum.parts) && operand.scales.is_apart(sum.parts);
+            let can_be = apart && norm.is_some() && x.width <= SUM_FEATURES && x.width.is_multiple_of(4);
+            let kernel = sum_kernel(format).filter(|_| can_be && select == Region::default())?;
+            let threads = x.width.div_ceil(SUM_THREAD_FEATURES).next_multiple_of(32) as u32;
+            let params = SumActivationParams { sum: sum.params(site), rows: params };
+            sum.in_launch(site, Launch::new(kernel, groups, &params).with_groups_of(threads, 0))
+        }
+        None => {
+            let kernel = variant.activations[usize::from(norm.is_some())];
+            Launch::new(kernel, groups, &params)
+                .with_groups_of(variant.activation_threads, 0)
+                .with(Access::Read, x.region)
+        }
+    };
+    let launch = launch
         .with(Access::Constant, gain)
         .with(Access::Constant, site.live(rows))
         .with(Access::Constant, select)
         .with(Access::Write, operand.rows)
-        .with(Access::Write, operand.scales)
+        .with(Access::Write, operand.scales);
+    Some(launch)
 }

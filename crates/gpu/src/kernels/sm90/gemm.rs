@@ -4,6 +4,7 @@ use std::mem::offset_of;
 
 use plan::Linear;
 
+use crate::kernels::experts::ExpertSum;
 use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::activations;
 use crate::kernels::sm90::gemm_narrow::{self, NarrowCut};
@@ -214,9 +215,9 @@ pub(crate) fn variants(
     variants.collect()
 }
 
-/// Projections in as many launches as they take, behind the one that makes their operand where the op before has not;
-/// `None` where there is no kernel for these rows and weights.
-pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>) -> Option<Vec<Launch>> {
+/// Projections in as many launches as they take, behind the one that makes their operand where the op before has not; that one
+/// makes `sum` on the way, where it is given. `None` where there is no kernel for these rows and weights.
+pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>, sum: Option<&ExpertSum>) -> Option<Vec<Launch>> {
     let &Projections { x, rows, list, .. } = projections;
     let num_rows = site.num_rows(rows);
     let linears: Vec<_> = list.iter().map(|projection| (projection.linear, projection.up)).collect();
@@ -227,7 +228,7 @@ pub(crate) fn launches(site: &Site<'_>, projections: &Projections<'_>) -> Option
         None => {
             let scratch = site.arena.part(site.layout.scratch.0, GemmOperand::bytes(num_rows, x.width));
             let operand = GemmOperand::new(scratch, num_rows, x.width);
-            launches.push(activations::launch(site, projections, &operand, &variants[0]));
+            launches.push(activations::launch(site, projections, &operand, &variants[0], sum)?);
             operand
         }
     };
