@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use engine::{Engine, SamplingParams};
+use engine::{Engine, Pooling, SamplingParams};
 use serde_json::{Map, Value};
 use tokenizer::chat_template::ChatTemplate;
 use tokenizer::{FimMarkers, ParseSpecial, Tokenizer};
@@ -129,6 +129,8 @@ pub(crate) struct Serving {
     pub(crate) template_defaults: Map<String, Value>,
     /// The seed of requests that give none.
     pub(crate) seed: Option<u64>,
+    /// How vectors are pooled where a request does not say it, whatever the model was trained with.
+    pub(crate) pooling_asked: Option<Pooling>,
     /// Tokens of a text at most.
     pub(crate) max_tokens: Option<usize>,
     /// Whether special tokens count in messages.
@@ -200,6 +202,7 @@ impl Serving {
             generic_tools: options.generic_tools,
             template_defaults: options.template_defaults.clone(),
             seed: options.seed,
+            pooling_asked: options.pooling,
             max_tokens: options.max_tokens,
             special_in_messages: options.special_in_messages,
             load_time,

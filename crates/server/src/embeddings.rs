@@ -187,20 +187,21 @@ fn prepare_cut(
     }
     check_dimensions(fields.take("dimensions"), hidden_size)?;
     let asked = fields.string("pooling")?;
-    let (pooling, pooling_from) = match (asked.as_deref(), serving.pooling.as_deref()) {
-        (Some("mean"), _) => (Pooling::Mean, "request"),
-        (Some("last"), _) => (Pooling::Last, "request"),
-        (Some(other), _) => return Err(wrong("pooling", &json!(other), "mean or last")),
-        (None, Some("mean")) => (Pooling::Mean, "model"),
-        (None, Some("last")) => (Pooling::Last, "model"),
-        (None, Some(other)) => {
+    let (pooling, pooling_from) = match (asked.as_deref(), serving.pooling_asked, serving.pooling.as_deref()) {
+        (Some("mean"), ..) => (Pooling::Mean, "request"),
+        (Some("last"), ..) => (Pooling::Last, "request"),
+        (Some(other), ..) => return Err(wrong("pooling", &json!(other), "mean or last")),
+        (None, Some(pooling), _) => (pooling, "server"),
+        (None, None, Some("mean")) => (Pooling::Mean, "model"),
+        (None, None, Some("last")) => (Pooling::Last, "model"),
+        (None, None, Some(other)) => {
             let message = format!(
                 "this model was trained with the pooling `{other}`, which is not here; `pooling` asks for mean or last"
             );
             return Err(ApiError::refused(StatusCode::BAD_REQUEST, "no_embeddings", message));
         }
         // What a model that was never trained for embeddings does best.
-        (None, None) => (Pooling::Mean, "default"),
+        (None, None, None) => (Pooling::Mean, "default"),
     };
     let base64 = match fields.string("encoding_format")?.as_deref() {
         None | Some("float") => false,

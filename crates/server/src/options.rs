@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use engine::Pooling;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -57,6 +58,8 @@ pub struct Options {
     pub template_defaults: Map<String, Value>,
     /// The seed of requests that give none; `None` draws one for each.
     pub seed: Option<u64>,
+    /// How vectors of texts are pooled where a request does not say it; `None` does as the model's files say.
+    pub pooling: Option<Pooling>,
     /// Tokens of a text at most, and of one whose request sets no limit; `None` leaves it to requests and the context.
     pub max_tokens: Option<usize>,
     /// Whether there is a page at `/`.
@@ -92,6 +95,7 @@ impl Default for Options {
             generic_tools: true,
             template_defaults: Map::new(),
             seed: None,
+            pooling: None,
             max_tokens: None,
             has_page: true,
             has_slots: true,

@@ -170,7 +170,7 @@ fn vectors(
     serving: &Arc<Serving>,
     key: u64,
 ) -> Result<Wanted, ApiError> {
-    if serving.pooling.is_none() {
+    if serving.pooling.is_none() && serving.pooling_asked.is_none() {
         let message = "this model was not trained to make vectors of texts, so it does not say how near they are; serve \
                        an embedding model";
         return Err(ApiError::refused(StatusCode::BAD_REQUEST, "no_embeddings", message));

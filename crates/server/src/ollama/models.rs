@@ -177,12 +177,13 @@ fn described(serving: &Serving) -> Value {
 /// What a client may ask of the model.
 fn capabilities(serving: &Serving) -> Vec<&'static str> {
     let chats = serving.has_head && serving.chat_template.is_some();
+    let embeds = serving.pooling.is_some() || serving.pooling_asked.is_some();
     let all = [
         ("completion", serving.has_head),
         ("tools", chats && serving.tool_form() != ToolForm::None),
         ("thinking", chats && serving.profile(false).thinks),
         ("insert", serving.has_head && serving.fim.is_some()),
-        ("embedding", serving.hidden_size.is_some() && (!serving.has_head || serving.pooling.is_some())),
+        ("embedding", serving.hidden_size.is_some() && (!serving.has_head || embeds)),
     ];
     all.into_iter().filter(|(_, can)| *can).map(|(name, _)| name).collect()
 }

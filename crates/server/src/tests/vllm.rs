@@ -230,6 +230,23 @@ async fn texts_are_scored_and_put_in_order() {
     }
 }
 
+/// What is said at the start counts before the model's own files, and a request's own word before that; who says it has
+/// a model that makes vectors.
+#[tokio::test]
+async fn a_server_is_told_how_vectors_are_pooled() {
+    let app = loading(Options { pooling: Some(engine::Pooling::Last), ..Options::default() });
+    app.ready(ServedModel { pooling: Some("cls".to_owned()), ..served(config(), None, chat_template()) }).unwrap();
+    let pooled = async |body: Value| {
+        let answer = ok(&app, EMBED, &body).await;
+        [answer["x_hotmetal"]["pooling"].clone(), answer["x_hotmetal"]["pooling_from"].clone()]
+    };
+    assert_eq!(pooled(json!({"input": "Once"})).await, ["last", "server"]);
+    assert_eq!(pooled(json!({"input": "Once", "pooling": "mean"})).await, ["mean", "request"]);
+    let writer = loading(Options { pooling: Some(engine::Pooling::Mean), ..Options::default() });
+    writer.ready(served(config(), None, chat_template())).unwrap();
+    ok(&writer, "/v1/rerank", &json!({"query": "a", "documents": ["b"]})).await;
+}
+
 /// The vectors are those of `/v1/embeddings`.
 #[tokio::test]
 async fn vectors_have_vllms_form_on_its_own_route() {
