@@ -19,7 +19,7 @@ use crate::grammar::Grammars;
 use crate::loading::Loading;
 use crate::memory::Memory;
 use crate::metrics::{HttpMetrics, Metrics};
-use crate::options::Options;
+use crate::options::{Keep, Options};
 use crate::slot_texts::Slots;
 use crate::template_profile::{TemplateProfile, ToolForm};
 
@@ -131,6 +131,8 @@ pub(crate) struct Serving {
     pub(crate) seed: Option<u64>,
     /// How vectors are pooled where a request does not say it, whatever the model was trained with.
     pub(crate) pooling_asked: Option<Pooling>,
+    /// Whether texts go on where their context is full, and which tokens stay.
+    pub(crate) context_shift: Option<Keep>,
     /// Tokens of a text at most.
     pub(crate) max_tokens: Option<usize>,
     /// Whether special tokens count in messages.
@@ -203,6 +205,7 @@ impl Serving {
             template_defaults: options.template_defaults.clone(),
             seed: options.seed,
             pooling_asked: options.pooling,
+            context_shift: options.context_shift,
             max_tokens: options.max_tokens,
             special_in_messages: options.special_in_messages,
             load_time,

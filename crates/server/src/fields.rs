@@ -98,6 +98,7 @@ const NO_TEXT: &[&str] = &[
     "stream_options",
     "priority",
     "cache_salt",
+    "n_keep",
     "type",
     "role",
     "id",

@@ -16,6 +16,7 @@ use crate::app::{App, Serving};
 use crate::blocking::blocking;
 use crate::body::read_json;
 use crate::choice::{Choice, Delta, Finish};
+use crate::context_shift::ContextShift;
 use crate::dialect::Part;
 use crate::engine_thread::{EngineFailure, Running, SubmitError};
 use crate::error::{ApiError, json_response};
@@ -153,6 +154,9 @@ pub(crate) async fn noted<T: Send + 'static>(
 /// Requests under way, for as long as a request may take and the server runs.
 pub(crate) struct Watched {
     pub(crate) running: Running,
+    /// What goes on where the context is full, and when it was submitted and started at first.
+    shift: Option<ContextShift>,
+    first_queued: Option<(Instant, Option<Instant>)>,
     begun: Instant,
     time_max: Duration,
     stop: watch::Receiver<bool>,
@@ -160,13 +164,29 @@ pub(crate) struct Watched {
 
 impl Watched {
     pub(crate) fn new(app: &App, running: Running, begun: Instant) -> Self {
-        Self { running, begun, time_max: app.inner.options.request_time_max, stop: app.inner.stop.subscribe() }
+        let (time_max, stop) = (app.inner.options.request_time_max, app.inner.stop.subscribe());
+        Self { running, shift: None, first_queued: None, begun, time_max, stop }
+    }
+
+    /// The same, with a text that goes on where its context is full.
+    fn shifting(self, shift: Option<ContextShift>) -> Self {
+        Self { shift, ..self }
+    }
+
+    /// How often the context was shifted.
+    fn shifts(&self) -> usize {
+        self.shift.as_ref().map_or(0, ContextShift::shifts)
+    }
+
+    /// When they were submitted, and when the first of them left the queue, if one has.
+    fn queued(&self) -> (Instant, Option<Instant>) {
+        self.first_queued.unwrap_or_else(|| self.running.queued())
     }
 
     /// The next output, with the place of its request; nothing once all have ended. Safe to drop while it waits.
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
         let output = tokio::select! {
-            output = self.running.next() => output,
+            output = next_output(&mut self.running, &mut self.shift, &mut self.first_queued) => output,
             () = past(self.begun, self.time_max) => {
                 let seconds = self.time_max.as_secs();
                 return Err(ApiError::timed_out(format!(
@@ -182,6 +202,38 @@ impl Watched {
             output => Ok(output),
         }
     }
+}
+
+/// The next output, of whichever request the text goes on in.
+async fn next_output(
+    running: &mut Running,
+    shift: &mut Option<ContextShift>,
+    first_queued: &mut Option<(Instant, Option<Instant>)>,
+) -> Option<(usize, Output)> {
+    let Some(shift) = shift else { return running.next().await };
+    // The first request has left the queue by the time that it ends.
+    let (queued, shifts) = (running.queued(), shift.shifts());
+    let output = shift.next(running).await;
+    if shift.shifts() > shifts {
+        first_queued.get_or_insert(queued);
+    }
+    output
+}
+
+/// What lets the text of `request` go on where its context is full, if the server does that. Without a limit, it has as many
+/// tokens as the context at most, because a model may never end it.
+fn shift_of(
+    serving: &Serving,
+    settings: &Settings,
+    request: &engine::Request,
+    wanted: Option<usize>,
+) -> Option<ContextShift> {
+    let keep = settings.keep.or(serving.context_shift).filter(|_| serving.context_shift.is_some())?;
+    let context_len = serving.engine.config().context_len;
+    let most = serving.most_tokens(wanted).unwrap_or(context_len);
+    let left = most.saturating_sub(context_len.saturating_sub(request.prompt.len()));
+    let keep = keep.tokens_of(&request.prompt, serving.tokenizer.bos_id());
+    ContextShift::of(&serving.engine, request, keep, left)
 }
 
 /// Returns once it is so long after `begun`; never, if no clock goes so far.
@@ -257,7 +309,15 @@ impl Job {
             .map(|_| Choice::new(Arc::clone(&serving.tokenizer), Arc::clone(&text)))
             .collect::<Result<_, _>>()?;
         let request = |prompt| settings.request(prompt, max_tokens, prompt_logprobs);
-        let submitted = serving.engine.submit(prompts.into_iter().map(request).collect()).await;
+        let requests: Vec<_> = prompts.into_iter().map(request).collect();
+        let shift = match &*requests {
+            [request] => shift_of(&serving, &settings, request, wanted),
+            _ => None,
+        };
+        if shift.is_some() {
+            settings.labels.shift_remove("max_tokens_used");
+        }
+        let submitted = serving.engine.submit(requests).await;
         let running = submitted.map_err(|error| {
             error.into_api(prompt_field, if prompt_too_long { prompt_field } else { max_tokens_field })
         });
@@ -265,7 +325,7 @@ impl Job {
         // From here on the engine's queue bounds what there is.
         drop(memory);
         serving.metrics.started(prompt_tokens);
-        let watched = Watched::new(app, running, begun);
+        let watched = Watched::new(app, running, begun).shifting(shift);
         let (first_token, last_token, is_counted) = (None, begun, false);
         Ok(Self {
             serving,
@@ -281,6 +341,12 @@ impl Job {
             last_token,
             is_counted,
         })
+    }
+
+    /// Whether a text with such a prompt has filled its context, or lost its older tokens there.
+    pub(crate) fn is_cut(&self, prompt_tokens: usize, usage: Usage) -> bool {
+        let is_full = prompt_tokens + usage.generated_tokens >= self.serving.engine.config().context_len;
+        is_full || self.watched.shifts() > 0
     }
 
     /// The slot that its first text is the last one of.
@@ -428,7 +494,8 @@ impl Job {
         let (usage, prompt_tokens) = (self.usage_of(0), details["tokens_evaluated"].as_u64().unwrap_or_default());
         let of_text = json!({
             "content": self.serving.tokenizer.decode(tokens, self.settings.text.skip_special), "tokens": tokens,
-            "stop": true, "stop_type": stop_type, "stopping_word": stopping_word, "truncated": false,
+            "stop": true, "stop_type": stop_type, "stopping_word": stopping_word,
+            "truncated": self.is_cut(prompt_tokens as usize, usage),
             "tokens_predicted": usage.generated_tokens, "tokens_cached": usage.cached_tokens,
             "timings": self.timings(prompt_tokens as usize, usage),
         });
@@ -465,7 +532,7 @@ impl Job {
             self.generated_tokens(),
             self.begun.elapsed(),
         );
-        let (submitted, started) = self.watched.running.queued();
+        let (submitted, started) = self.watched.queued();
         if let (Some(started), Some(first)) = (started, self.first_token) {
             let (queue, prefill) = (started - submitted, first.saturating_duration_since(started));
             self.serving.metrics.phases(queue, prefill, self.last_token - first);
@@ -523,7 +590,7 @@ impl Job {
 
     /// How long the prompt has been read so far.
     fn prompt_time(&self) -> Duration {
-        match (self.first_token, self.watched.running.queued()) {
+        match (self.first_token, self.watched.queued()) {
             (Some(_), _) => self.phases().0,
             (None, (_, Some(started))) => started.elapsed(),
             (None, (_, None)) => Duration::ZERO,
@@ -532,7 +599,7 @@ impl Job {
 
     /// How long the prompt took, from the queue to its first token, and all tokens after that.
     pub(crate) fn phases(&self) -> (Duration, Duration) {
-        let (submitted, started) = self.watched.running.queued();
+        let (submitted, started) = self.watched.queued();
         let first_token = self.first_token.unwrap_or(self.last_token);
         let prompt = first_token.saturating_duration_since(started.unwrap_or(submitted));
         (prompt, self.last_token.saturating_duration_since(first_token))
@@ -595,6 +662,9 @@ impl Job {
         });
         for (name, value) in &self.settings.labels {
             facts[name] = value.clone();
+        }
+        if self.watched.shifts() > 0 {
+            facts["context_shifts"] = json!(self.watched.shifts());
         }
         let warnings: Vec<&String> = self.choices.iter().flat_map(Choice::warnings).collect();
         if !warnings.is_empty() {

@@ -60,6 +60,8 @@ pub struct Options {
     pub seed: Option<u64>,
     /// How vectors of texts are pooled where a request does not say it; `None` does as the model's files say.
     pub pooling: Option<Pooling>,
+    /// Whether a text goes on where its context is full, without half of its older tokens, and which of them stay.
+    pub context_shift: Option<Keep>,
     /// Tokens of a text at most, and of one whose request sets no limit; `None` leaves it to requests and the context.
     pub max_tokens: Option<usize>,
     /// Whether there is a page at `/`.
@@ -96,11 +98,39 @@ impl Default for Options {
             template_defaults: Map::new(),
             seed: None,
             pooling: None,
+            context_shift: None,
             max_tokens: None,
             has_page: true,
             has_slots: true,
             slot_save_path: None,
             special_in_messages: ParseSpecial::No,
+        }
+    }
+}
+
+/// Which tokens of a prompt stay where a context is shifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// So many at the beginning, besides the token that begins every text.
+    First(usize),
+    /// All of them.
+    Prompt,
+}
+
+impl Keep {
+    /// llama.cpp's `n_keep`, where -1 is the prompt.
+    pub fn of(count: i64) -> Self {
+        usize::try_from(count).map_or(Self::Prompt, Self::First)
+    }
+
+    /// How many tokens of this prompt stay, in a vocabulary whose texts begin with `bos`.
+    pub(crate) fn tokens_of(self, prompt: &[u32], bos: Option<u32>) -> usize {
+        match self {
+            Self::First(count) => {
+                let begins = bos.is_some() && prompt.first().copied() == bos;
+                count.saturating_add(usize::from(begins)).min(prompt.len())
+            }
+            Self::Prompt => prompt.len(),
         }
     }
 }

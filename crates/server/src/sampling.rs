@@ -11,6 +11,7 @@ use crate::choice::TextOptions;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, only, wrong};
 use crate::grammar::Asked;
+use crate::options::Keep;
 use crate::prompts::TooLong;
 use crate::slot_texts::SlotText;
 use crate::token_rules::TokenRules;
@@ -61,6 +62,7 @@ pub(crate) const COMMON: &[Field] = &[
     applied("dynatemp_range"),
     applied("dynatemp_exponent"),
     applied("id_slot"),
+    applied("n_keep"),
     applied("mirostat"),
     applied("mirostat_tau"),
     applied("mirostat_eta"),
@@ -115,6 +117,8 @@ pub(crate) struct Settings {
     pub(crate) is_verbose: bool,
     /// The slot, in llama.cpp's words, that the text is the last one of.
     pub(crate) slot: usize,
+    /// Which tokens stay where the context is shifted, if the request says so.
+    pub(crate) keep: Option<Keep>,
     /// `user` and `metadata`, given back.
     pub(crate) labels: Map<String, Value>,
     /// What the text is to keep to, until that is compiled.
@@ -164,6 +168,7 @@ impl Settings {
             shows_progress: false,
             is_verbose: false,
             slot: slot(fields)?,
+            keep: keep(fields, serving)?,
             labels: labels(fields)?,
             ignore_eos: match fields.boolean("ignore_eos")?.unwrap_or(false) {
                 true if asked.is_some() => {
@@ -242,6 +247,16 @@ impl Settings {
             ..Request::new(prompt, self.sampling.clone())
         }
     }
+}
+
+/// Which tokens stay where the context is shifted, if it ever is.
+fn keep(fields: &mut Fields, serving: &Serving) -> Result<Option<Keep>, ApiError> {
+    let count = fields.integer("n_keep", -1, i64::from(u32::MAX))?;
+    if count.is_some() && serving.context_shift.is_none() {
+        ignore("n_keep");
+        return Ok(None);
+    }
+    Ok(count.map(Keep::of))
 }
 
 /// Any place in the batch serves any text: a slot is no more than this number, and 0 where a request gives none, or leaves it to

@@ -25,8 +25,7 @@ pub(crate) const COMMON: &[Field] = &[
     applied("timings_per_token"),
     applied("return_progress"),
     hint("n_cache_reuse", "the prefix cache serves all"),
-    hint("n_keep", "a text ends where the context does, and nothing is shifted out of it"),
-    hint("n_discard", "a text ends where the context does, and nothing is shifted out of it"),
+    hint("n_discard", "where contexts are shifted, half of the older tokens is left out"),
     hint("t_max_prompt_ms", "a prompt is computed to its end"),
     only("min_keep", |value| value == 0 || value == 1, "the filters keep one token at least, and no more by force"),
 ];

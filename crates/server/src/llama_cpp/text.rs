@@ -203,7 +203,7 @@ impl NativeText {
             "tokens_predicted": usage.generated_tokens,
             "tokens_evaluated": self.prompt.len(),
             "tokens_cached": usage.cached_tokens,
-            "truncated": self.truncated,
+            "truncated": self.truncated || job.is_cut(self.prompt.len(), usage),
             "stop_type": stop_type,
             "stopping_word": stopping_word,
             "has_new_line": self.text.contains('\n'),

@@ -228,6 +228,7 @@ pub(super) fn schema_of(path: &str, name: &str) -> Value {
         "metadata" | "chat_template_kwargs" => json!({"type": "object"}),
         "max_tokens" | "max_completion_tokens" | "max_output_tokens" | "n_predict" | "t_max_predict_ms" => count(-1),
         "n_indent" => count(0),
+        "n_keep" => count(-1),
         "id_slot" => json!({"type": "integer", "minimum": -1, "maximum": u16::MAX}),
         "output_config" => json!({"type": "object"}),
         "dimensions" => count(1),

@@ -183,6 +183,8 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         (INFILL | "/completion", "max_tokens") => {
             case_with(json!({"n_predict": null}), json!(5), |_, answer| answer["tokens_predicted"] == 5)
         }
+        // Without effect here; servers that shift contexts have a test of their own.
+        (_, "n_keep") => None,
         // Of lines and of time, which tests of their own have.
         (INFILL | "/completion", "n_indent" | "t_max_predict_ms") => None,
         (INFILL | "/completion", "stop") => {

@@ -1,6 +1,7 @@
 //! The interface as clients meet it, without a socket: the engine computes nothing but remembers everything
 //! (`engine::null`), with the built-in model's vocabulary and chat template.
 
+mod context_shift;
 mod dialects_page;
 mod echoes;
 mod embeddings;
