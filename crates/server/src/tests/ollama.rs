@@ -581,6 +581,17 @@ async fn recorded_requests_of_clients_are_answered() {
             json!({"model": "tiny", "prompt": "def f(", "raw": true, "keep_alive": 1800, "stream": true,
             "options": {"temperature": 0.01, "num_predict": 12, "stop": ["\n\n", "/src/"]}}),
         ),
+        // Ollama's own package for Python, which leaves out what is not given.
+        (
+            OLLAMA,
+            json!({"model": "tiny", "stream": true, "options": {"num_predict": 12, "seed": 1}, "tools": [],
+            "messages": [{"role": "user", "content": "hi"}]}),
+        ),
+        (
+            GENERATE,
+            json!({"model": "tiny", "stream": true, "options": {"num_predict": 12}, "prompt": "Once upon a time", "suffix": "",
+            "system": "", "template": "", "context": [], "raw": true}),
+        ),
         // llm-ollama.
         (
             OLLAMA,
