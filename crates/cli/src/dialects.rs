@@ -79,7 +79,9 @@ const THOUGHTS: &str = "thoughts have no limit of their own; --reasoning off ask
 const SERVER_TLS: &str = "the server speaks plain HTTP: put a proxy in front of it (packaging/nginx.conf)";
 const ROUTES: &str = "the server has all routes that the model can answer";
 const SAMPLER: &str = "this sampler is not computed here";
-const SAMPLER_ORDER: &str = "`samplers` of a request says the order";
+const APART: &str = "thoughts and calls are always apart from the answer";
+const FIGURES: &str = "standard output has the text alone, and standard error the figures";
+const RECORDED: &str = "steps are recorded where that helps";
 const WHERE_FROM: &str = "nothing is downloaded while a model runs; `hotmetal pull ORG/REPO` brings it first";
 const WEIGHTS: &str = "weights are computed in the format that they are stored in; --quant FORMAT makes others";
 
@@ -89,6 +91,16 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["-hf", "-hfr", "--hf-repo"], Both, Is("--model")),
     (&["-hft", "--hf-token"], Both, Refused("`hotmetal pull` reads the token from the variable HF_TOKEN")),
     (&["-mu", "--model-url", "-dr", "--docker-repo"], Both, Refused(WHERE_FROM)),
+    (&["-cl", "--cache-list"], Both, Refused("`hotmetal list` lists the models in the cache")),
+    (&["--embd-gemma-default", "--vision-gemma-4b-default", "--vision-gemma-12b-default"], Both, Refused(WHERE_FROM)),
+    (
+        &["--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default", "--fim-qwen-30b-default"],
+        Both,
+        Refused(WHERE_FROM),
+    ),
+    (&["--fim-qwen-7b-spec", "--fim-qwen-14b-spec"], Both, Refused(WHERE_FROM)),
+    (&["--gpt-oss-20b-default"], Both, Are(&["--model", "ggml-org/gpt-oss-20b-GGUF"])),
+    (&["--gpt-oss-120b-default"], Both, Are(&["--model", "ggml-org/gpt-oss-120b-GGUF"])),
     (&["--download-dir"], Both, Refused("the variable HF_HOME says where models are kept")),
     (&["--revision"], Both, Refused("`hotmetal pull --revision` brings another revision")),
     (&["--tokenizer"], Both, Refused("a model is read with the tokenizer in its own files")),
@@ -98,14 +110,77 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["--quantization", "-q"], Both, NoEffect(Values::One, WEIGHTS)),
     (&["--dtype"], Both, NoEffectIf(&["auto"], WEIGHTS)),
     (&["--override-kv"], Both, Refused("the model's own metadata counts; `hotmetal inspect` shows it")),
-    (&["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"], Both, Refused(ADAPTERS)),
+    (
+        &["--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled", "--control-vector-layer-range"],
+        Both,
+        Refused(ADAPTERS),
+    ),
+    (&["--lora-init-without-apply"], Serve, NoEffect(Values::None, ADAPTERS)),
     (&["--enable-lora", "--lora-modules"], Both, Refused(ADAPTERS)),
     (&["-mm", "--mmproj", "-mmu", "--mmproj-url", "--image", "--audio"], Both, Refused(IMAGES)),
-    (&["--no-mmproj"], Both, NoEffect(Values::None, IMAGES)),
-    (&["--limit-mm-per-prompt"], Both, NoEffect(Values::One, IMAGES)),
-    (&["-md", "--model-draft", "-hfd", "--hf-repo-draft", "--speculative-config"], Both, Refused(DRAFTS)),
-    (&["--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-p-min"], Both, NoEffect(Values::One, DRAFTS)),
-    (&["-ngld", "--gpu-layers-draft", "-devd", "--device-draft", "-cd"], Both, NoEffect(Values::One, DRAFTS)),
+    (&["--video"], Run, Refused(IMAGES)),
+    (
+        &[
+            "--no-mmproj",
+            "--mmproj-auto",
+            "--no-mmproj-auto",
+            "--mmproj-offload",
+            "--no-mmproj-offload",
+            "--language-model-only",
+        ],
+        Both,
+        NoEffect(Values::None, IMAGES),
+    ),
+    (
+        &["-mmdev", "--mmproj-device", "--image-min-tokens", "--image-max-tokens", "--mtmd-batch-max-tokens"],
+        Both,
+        NoEffect(Values::One, IMAGES),
+    ),
+    (
+        &["--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir", "--media-path"],
+        Both,
+        NoEffect(Values::One, IMAGES),
+    ),
+    (
+        &["--limit-mm-per-prompt", "--mm-processor-kwargs", "--allowed-local-media-path"],
+        Both,
+        NoEffect(Values::One, IMAGES),
+    ),
+    // A draft changes how fast a text comes, and not the text.
+    (
+        &["-md", "--model-draft", "-hfd", "-hfrd", "--hf-repo-draft", "--speculative-config"],
+        Both,
+        NoEffect(Values::One, DRAFTS),
+    ),
+    (
+        &["--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--draft-p-min", "--draft-p-split"],
+        Both,
+        NoEffect(Values::One, DRAFTS),
+    ),
+    (
+        &["-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "-devd", "--device-draft", "-cd", "--ctx-size-draft"],
+        Both,
+        NoEffect(Values::One, DRAFTS),
+    ),
+    (
+        &["-td", "--threads-draft", "-tbd", "--threads-batch-draft", "--prio-draft", "--prio-batch-draft"],
+        Both,
+        NoEffect(Values::One, DRAFTS),
+    ),
+    (
+        &["-Cd", "--cpu-mask-draft", "-Crd", "--cpu-range-draft", "-Cbd", "--cpu-mask-batch-draft"],
+        Both,
+        NoEffect(Values::One, DRAFTS),
+    ),
+    (
+        &["--cpu-strict-draft", "--cpu-strict-batch-draft", "--poll-draft", "--poll-batch-draft"],
+        Both,
+        NoEffect(Values::One, DRAFTS),
+    ),
+    (&["-otd", "--override-tensor-draft", "-ncmoed", "--n-cpu-moe-draft"], Both, NoEffect(Values::One, DRAFTS)),
+    (&["-cmoed", "--cpu-moe-draft", "--spec-draft-cpu-moe", "--spec-default"], Both, NoEffect(Values::None, DRAFTS)),
+    (&["--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling"], Both, NoEffect(Values::None, DRAFTS)),
+    (&["-lcs", "--lookup-cache-static", "-lcd", "--lookup-cache-dynamic"], Both, NoEffect(Values::One, DRAFTS)),
     // Devices.
     (&["-dev"], Both, Is("--device")),
     (&["-ngl", "--gpu-layers", "--n-gpu-layers"], Both, ByValue(layers)),
@@ -114,12 +189,9 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
         Both,
         NoEffect(Values::One, LAYERS),
     ),
-    (&["-ncmoe", "--n-cpu-moe"], Both, NoEffect(Values::One, LAYERS)),
-    (
-        &["-cmoe", "--cpu-moe", "-nkvo", "--no-kv-offload", "--no-op-offload", "-kvo", "--kv-offload"],
-        Both,
-        NoEffect(Values::None, LAYERS),
-    ),
+    (&["-ncmoe", "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "--moe-cache-mib"], Both, NoEffect(Values::One, LAYERS)),
+    (&["-cmoe", "--cpu-moe", "-nkvo", "--no-kv-offload", "-kvo", "--kv-offload"], Both, NoEffect(Values::None, LAYERS)),
+    (&["--op-offload", "--no-op-offload", "--no-host"], Both, NoEffect(Values::None, LAYERS)),
     (&["-mg", "--main-gpu"], Both, ByValue(main_gpu)),
     (&["--rpc"], Both, Refused(ONE_DEVICE)),
     (
@@ -131,7 +203,19 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["--swap-space", "--num-gpu-blocks-override", "--block-size"], Both, NoEffect(Values::One, MEMORY)),
     (&["--gpu-memory-utilization"], Both, NoEffect(Values::One, MEMORY)),
     (&["-fit", "--fit"], Both, NoEffect(Values::Switch, MEMORY)),
-    (&["--enforce-eager"], Both, NoEffect(Values::None, "steps are recorded where that helps")),
+    (
+        &["-fitt", "--fit-target", "-fitc", "--fit-ctx", "--kv-unified-per-slot", "--kv-cache-memory-bytes"],
+        Both,
+        NoEffect(Values::One, MEMORY),
+    ),
+    (&["--distributed-executor-backend"], Both, NoEffect(Values::One, ONE_DEVICE)),
+    (&["--disable-custom-all-reduce"], Both, NoEffect(Values::None, ONE_DEVICE)),
+    (&["--enforce-eager"], Both, NoEffect(Values::None, RECORDED)),
+    (
+        &["--compilation-config", "-O", "--optimization-level", "--max-seq-len-to-capture", "--cuda-graph-sizes"],
+        Both,
+        NoEffect(Values::One, RECORDED),
+    ),
     // Threads and memory.
     (&["-t", "--threads"], Both, ByValue(own_unless_negative)),
     (&["-tb", "--threads-batch"], Both, NoEffect(Values::One, THREADS)),
@@ -148,6 +232,12 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     ),
     (&["--mlock"], Both, NoEffect(Values::None, "the system keeps what is used in memory")),
     (&["--mmap"], Both, NoEffect(Values::None, "files are mapped unless --no-mmap is given")),
+    (
+        &["-lm", "--load-mode", "-lzm", "--lazy-mode"],
+        Both,
+        NoEffect(Values::One, "files are mapped unless --no-mmap is given"),
+    ),
+    (&["-nr"], Both, Are(&["--no-repack"])),
     (&["-dio", "--direct-io", "-ndio", "--no-direct-io"], Both, NoEffect(Values::None, "--no-mmap reads files whole")),
     (&["--repack"], Both, NoEffect(Values::None, "weights are repacked unless --no-repack is given")),
     (&["--warmup", "--no-warmup"], Both, NoEffect(Values::None, "the first request is computed as all others")),
@@ -173,7 +263,12 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
         NoEffect(Values::None, PREFIXES),
     ),
     (
-        &["--cache-reuse", "-cram", "--cache-ram", "--keep", "--prompt-cache", "-sps", "--slot-prompt-similarity"],
+        &["--cache-reuse", "-cram", "--cache-ram", "--prompt-cache", "-sps", "--slot-prompt-similarity"],
+        Both,
+        NoEffect(Values::One, PREFIXES),
+    ),
+    (
+        &["-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms", "--checkpoint-min-step"],
         Both,
         NoEffect(Values::One, PREFIXES),
     ),
@@ -185,15 +280,24 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
             "-kvu",
             "--kv-unified",
             "--no-kv-unified",
+            "-no-kvu",
             "--cache-idle-slots",
             "--no-cache-idle-slots",
         ],
         Both,
         NoEffect(Values::None, PREFIXES),
     ),
+    (&["--keep"], Run, NoEffect(Values::One, PREFIXES)),
     (&["-dt", "--defrag-thold"], Both, NoEffect(Values::One, "the cache is in blocks, which need no order")),
-    (&["--no-context-shift"], Both, NoEffect(Values::None, "a text ends where its context is full")),
-    (&["--context-shift"], Both, Refused("a text ends where its context is full: --ctx-size makes room")),
+    (
+        &["--no-context-shift"],
+        Both,
+        NoEffect(
+            Values::None,
+            "a text ends where its context is full, unless `hotmetal serve --context-shift` says otherwise",
+        ),
+    ),
+    (&["--context-shift"], Run, Refused("a text ends where its context is full: --ctx-size makes room")),
     (&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], Both, Refused("--rope-scaling stretches a context")),
     (&["--yarn-ext-factor"], Both, NoEffectIf(&["-1", "-1.0"], "it is YaRN's own")),
     // What is generated.
@@ -208,23 +312,33 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
         NoEffect(Values::None, "a line that ends in \\ goes on in the next, and \"\"\" begins and ends several"),
     ),
     (&["-sys"], Run, Is("--system")),
-    (&["-sysf", "--system-prompt-file"], Run, Refused("--system \"$(cat FILE)\" gives the text of a file")),
+    (&["-sysf", "--system-prompt-file"], Run, Is("--system-file")),
+    (&["-bf", "--binary-file"], Run, Is("--file")),
+    (
+        &["-o", "--output", "--output-file"],
+        Run,
+        Refused("standard output has the text alone; >FILE writes it to a file"),
+    ),
     (&["-r", "--reverse-prompt"], Run, Is("--stop")),
     (&["-r", "--reverse-prompt"], Serve, Refused("a request's `stop` says where its text ends")),
-    (&["--in-prefix", "--in-suffix"], Run, Refused("the chat template says what surrounds a message")),
     (
-        &["-e", "--escape"],
+        &["--in-prefix", "--in-suffix", "--in-prefix-bos"],
         Run,
-        Refused("a prompt is taken as it is; in a shell, $'a\\nb' writes a line break into an argument"),
+        Refused("the chat template says what surrounds a message"),
     ),
-    (&["--no-escape"], Run, NoEffect(Values::None, "a prompt is taken as it is")),
+    (&["--no-escape"], Both, NoEffect(Values::None, "a prompt is taken as it is")),
+    (&["-e", "--escape"], Serve, NoEffect(Values::None, "a prompt is taken as it is")),
+    (&["--server-base"], Run, Refused("`hotmetal run` computes on this machine; a server's page talks to a server")),
     (&["-co"], Run, NoEffect(Values::Switch, COLOURS)),
     (&["--color"], Run, OwnOrSwitch(&["auto", "always", "never"], COLOURS)),
     (
-        &["--simple-io", "--no-display-prompt", "--display-prompt", "--verbose-prompt", "--no-perf", "--perf"],
+        &["--simple-io", "--no-display-prompt", "--display-prompt", "--verbose-prompt"],
         Run,
-        NoEffect(Values::None, "standard output has the text alone, and standard error the figures"),
+        NoEffect(Values::None, FIGURES),
     ),
+    (&["--perf", "--no-perf", "--show-timings", "--no-show-timings"], Run, NoEffect(Values::None, FIGURES)),
+    (&["-ptc", "--print-token-count"], Run, NoEffect(Values::One, FIGURES)),
+    (&["--perf", "--no-perf"], Serve, NoEffect(Values::None, "each answer has its times under `x_hotmetal`")),
     (
         &["-sp", "--special"],
         Both,
@@ -233,18 +347,39 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["-bs", "--backend-sampling"], Both, NoEffect(Values::None, "the device chooses tokens wherever it can")),
     (&["--adaptive-decay"], Both, NoEffect(Values::One, SAMPLER)),
     (&["--adaptive-target"], Both, NoEffectIf(&["-1", "-1.0", "-1.00"], SAMPLER)),
-    (&["--samplers", "--sampler-seq", "--sampling-seq"], Both, Refused(SAMPLER_ORDER)),
+    (&["--sampler-seq", "--sampling-seq"], Both, ByValue(sampler_letters)),
+    (&["-l"], Both, Is("--logit-bias")),
+    (&["--ignore-eos"], Serve, Refused("`ignore_eos` of a request says that its text goes on")),
     (&["--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"], Both, Refused(GRAMMARS)),
+    (
+        &["--spm-infill"],
+        Serve,
+        NoEffect(Values::None, "the marks in the model's vocabulary say in which order the texts around a gap stand"),
+    ),
     // Conversations and tools.
     (&["--jinja", "--no-jinja"], Both, NoEffect(Values::None, "chat templates are always rendered as Jinja")),
     (&["--chat-template-kwargs", "--default-chat-template-kwargs"], Run, Refused(THINK)),
     (&["-rea", "--reasoning"], Serve, ByValue(reasoning)),
-    (&["--chat-template-content-format"], Both, NoEffect(Values::One, "the chat template says what it reads")),
+    (&["-rea", "--reasoning"], Run, ByValue(reasoning_of_run)),
+    (&["--reasoning-effort"], Serve, ByValue(reasoning_effort)),
+    (&["--reasoning-effort"], Run, NoEffectIf(&["default"], THINK)),
+    (&["--reasoning-budget-message"], Both, NoEffect(Values::One, THOUGHTS)),
     (
-        &["--reasoning-format"],
-        Serve,
-        NoEffectIf(&["auto", "deepseek", "deepseek-legacy"], "thoughts are always apart from the answer"),
+        &["--reasoning-preserve", "--no-reasoning-preserve"],
+        Both,
+        NoEffect(Values::None, "the chat template says which earlier thoughts it shows"),
     ),
+    (&["--no-skip-chat-parsing"], Both, NoEffect(Values::None, APART)),
+    (&["--skip-chat-parsing"], Serve, Refused(APART)),
+    (&["--skip-chat-parsing"], Run, NoEffect(Values::None, "the text is printed as the model writes it")),
+    (
+        &["--prefill-assistant", "--no-prefill-assistant"],
+        Serve,
+        NoEffect(Values::None, "`continue_final_message` of a request says whether the last message goes on"),
+    ),
+    (&["--chat-template-content-format"], Both, NoEffect(Values::One, "the chat template says what it reads")),
+    (&["--reasoning-format"], Serve, NoEffectIf(&["auto", "deepseek", "deepseek-legacy"], APART)),
+    (&["--reasoning-format"], Run, NoEffect(Values::One, "the text is printed as the model writes it")),
     (&["--reasoning-budget"], Run, ByValue(reasoning_budget)),
     (&["--reasoning-budget"], Serve, ByValue(reasoning_budget_of_requests)),
     (&["--enable-auto-tool-choice", "--enable-reasoning"], Serve, NoEffect(Values::None, DIALECTS)),
@@ -258,20 +393,53 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["-to", "--timeout"], Serve, NoEffect(Values::One, TIMES)),
     (&["--metrics", "--slots", "--props", "--embedding", "--embeddings"], Serve, NoEffect(Values::None, ROUTES)),
     (&["--task", "--runner", "--convert"], Serve, NoEffect(Values::One, ROUTES)),
-    (&["--reranking", "--rerank"], Serve, Refused("no route ranks documents here")),
-    (&["--pooling"], Serve, Refused("the model's files say how its embeddings are pooled")),
+    (&["--reranking", "--rerank"], Serve, NoEffect(Values::None, ROUTES)),
+    (&["--embd-normalize"], Serve, NoEffectIf(&["2"], "`normalize` of a request says whether a vector has length 1")),
     (&["--webui", "--ui"], Serve, NoEffect(Values::None, "the page is at `/` unless --no-webui is given")),
     (
         &["--path", "--api-prefix", "--root-path", "--uds"],
         Serve,
         Refused("routes are where they are: a proxy moves them"),
     ),
+    (&["--reuse-port"], Serve, Refused("one server listens on a port; --port chooses another")),
+    (
+        &["--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json", "-ag", "--agent"],
+        Serve,
+        Refused("the server runs no tools; a client is given the model's calls, and runs them"),
+    ),
+    (&["--ui-mcp-proxy", "--webui-mcp-proxy"], Serve, Refused("the server opens no connection for its clients")),
+    (
+        &["-no-ag", "--no-agent", "--no-ui-mcp-proxy", "--no-webui-mcp-proxy"],
+        Serve,
+        NoEffect(Values::None, "the server runs no tools, and opens no connection for its clients"),
+    ),
+    (
+        &["--ui-config", "--webui-config", "--ui-config-file", "--webui-config-file"],
+        Serve,
+        NoEffect(Values::One, "the page keeps its settings in the browser"),
+    ),
+    (
+        &["--sse-ping-interval"],
+        Serve,
+        NoEffect(Values::One, "a stream that has nothing to say for 15 seconds sends a comment"),
+    ),
+    (&["--log-prompts-dir"], Both, Refused("no text of a request is written to a file or a log")),
     (&["--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"], Serve, Refused(SERVER_TLS)),
     (&["--models-autoload"], Serve, NoEffect(Values::None, "a request always loads the model that it names")),
     (&["--no-models-autoload"], Serve, Refused("a request always loads the model that it names")),
     (&["--models-preset"], Serve, Refused("flags hold for all models of --models-dir")),
     (&["--allowed-origins"], Serve, ByValue(origins)),
     (&["--cors-origins"], Serve, ByValue(origins_with_commas)),
+    (
+        &["--cors-methods", "--cors-headers"],
+        Serve,
+        NoEffect(Values::One, "a page that may use the server may send all that its routes take"),
+    ),
+    (
+        &["--cors-credentials", "--no-cors-credentials"],
+        Serve,
+        NoEffect(Values::None, "the server keeps no cookies; a key is a header"),
+    ),
     (&["--tags"], Serve, NoEffect(Values::One, "clients choose a model by its name")),
     (&["--generation-config"], Serve, NoEffectIf(&["auto"], "flags such as --temp change what the model's file says")),
     (&["--max-logprobs"], Serve, NoEffect(Values::One, "a request says how many it wants")),
@@ -287,10 +455,37 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
         Both,
         NoEffect(Values::None, LOGS),
     ),
+    (&["--log-verbose"], Both, Are(&["--verbose"])),
+    (&["--no-log-jsonl"], Both, NoEffect(Values::None, LOGS)),
+    (&["--log-jsonl"], Both, Refused("logs are lines of text on standard error")),
+    (&["--usage"], Both, Are(&["--help"])),
+    (&["--completion-bash"], Both, Refused("`hotmetal completions bash` writes the script")),
     (&["--log-colors"], Both, NoEffect(Values::Switch, "NO_COLOR=1 in the environment switches colours off")),
     (&["--log-file"], Both, Refused("logs go to standard error; 2>FILE writes them to a file")),
     (&["--list-devices"], Both, Refused("`hotmetal doctor` lists the devices")),
 ];
+
+/// Commands of Ollama, LM Studio and llama.cpp that are none here, with what does the same. Those that are called otherwise
+/// here are aliases in `main.rs`.
+const COMMANDS: &[(&[&str], &str)] = &[
+    (&["ps"], "a server that runs lists its loaded models at /api/ps (curl http://127.0.0.1:8080/api/ps)"),
+    (
+        &["stop", "unload"],
+        "Ctrl-C ends `hotmetal serve`, and its --sleep-idle-seconds N unloads a model that nobody uses",
+    ),
+    (&["load"], "`hotmetal serve MODEL` loads a model, and with --models-dir FOLDER each that a request names"),
+    (&["chat", "cli"], "`hotmetal run -i MODEL` holds a conversation"),
+    (
+        &["create"],
+        "`hotmetal quantize` writes model files; --system, --temp and the like are flags of `hotmetal run` and `serve`",
+    ),
+    (&["cp", "copy"], "`hotmetal serve MODEL --alias NAME` gives a model another name"),
+    (&["search"], "models are found on https://huggingface.co; `hotmetal pull ORG/REPO` brings one"),
+    (&["push", "signin", "signout", "login"], "nothing is sent to a hub; `hotmetal pull` takes the token in HF_TOKEN"),
+];
+
+/// What becomes of an option about drafts.
+const ANY_DRAFT: Meaning = NoEffect(Values::One, DRAFTS);
 
 /// The file of `-hff`, which belongs to the repository of `-hf`.
 const REPO_OPTIONS: &[&str] = &["-hf", "-hfr", "--hf-repo"];
@@ -337,6 +532,26 @@ fn context_of_vllm(value: &str) -> Choice {
     }
 }
 
+/// llama.cpp's letters of samplers as the list of their names.
+fn sampler_letters(value: &str) -> Choice {
+    let name = |letter: char| match letter {
+        'e' => Some("penalties"),
+        'd' => Some("dry"),
+        's' => Some("top_n_sigma"),
+        'k' => Some("top_k"),
+        'y' => Some("typ_p"),
+        'p' => Some("top_p"),
+        'm' => Some("min_p"),
+        'x' => Some("xtc"),
+        't' => Some("temperature"),
+        _ => None,
+    };
+    match value.chars().map(name).collect::<Option<Vec<_>>>() {
+        Some(names) if !names.is_empty() => args(&["--samplers", &names.join(";")]),
+        _ => Choice::Refused("its letters are e, d, s, k, y, p, m, x and t; --samplers takes the names"),
+    }
+}
+
 fn reasoning_budget(value: &str) -> Choice {
     match value {
         "-1" => args(&[]),
@@ -360,6 +575,26 @@ fn reasoning(value: &str) -> Choice {
         "auto" | "on" => args(&["--chat-template-kwargs", r#"{"enable_thinking":true}"#]),
         "off" => args(&["--chat-template-kwargs", r#"{"enable_thinking":false}"#]),
         _ => Choice::Refused("expected on, off or auto"),
+    }
+}
+
+fn reasoning_of_run(value: &str) -> Choice {
+    match value {
+        "auto" => args(&[]),
+        "on" => args(&["--think", "true"]),
+        "off" => args(&["--think", "false"]),
+        _ => Choice::Refused("expected on, off or auto"),
+    }
+}
+
+/// How much a model is to think whose template has that variable.
+fn reasoning_effort(value: &str) -> Choice {
+    let variables = |value: serde_json::Value| args(&["--chat-template-kwargs", &value.to_string()]);
+    match value {
+        "" => Choice::Refused("expected a level such as low, medium or high"),
+        "default" => args(&[]),
+        "none" => variables(serde_json::json!({"enable_thinking": false})),
+        level => variables(serde_json::json!({"reasoning_effort": level})),
     }
 }
 
@@ -401,7 +636,11 @@ pub(crate) fn translated(args: impl Iterator<Item = OsString>) -> Result<Transla
     let command = match ours.args.get(1).and_then(|command| command.to_str()) {
         Some("run") => Run,
         Some("serve") => Serve,
-        _ => {
+        other => {
+            let foreign = COMMANDS.iter().find(|(names, _)| other.is_some_and(|word| names.contains(&word)));
+            if let (Some(word), Some((_, remedy))) = (other, foreign) {
+                return Err(format!("there is no command `{word}`: {remedy}"));
+            }
             ours.args.extend(args);
             return Ok(ours);
         }
@@ -457,7 +696,10 @@ fn translate(
     ours: &mut Translated,
 ) -> Result<(), String> {
     let found = OPTIONS.iter().find(|(names, of, _)| names.contains(&name) && (*of == Both || *of == command));
-    let Some((_, _, meaning)) = found else {
+    // How a draft is made has some forty options, and more come with each release.
+    let found = found.map(|(_, _, meaning)| meaning).or_else(|| name.starts_with("--spec-").then_some(&ANY_DRAFT));
+    let Some(meaning) = found else {
+        check_letters(name)?;
         ours.args.push(match value {
             Some(value) => format!("{name}={value}").into(),
             None => name.into(),
@@ -527,6 +769,23 @@ fn translate(
     Ok(())
 }
 
+/// That one dash and letters are no option of several letters that is not known: clap would read `-hfx` as `-h` and print
+/// the help, and `-npx` as `-n px`.
+fn check_letters(name: &str) -> Result<(), String> {
+    let letters = name.strip_prefix('-').filter(|rest| !rest.starts_with('-')).unwrap_or_default();
+    let is_word = letters.len() > 1 && letters.chars().all(|letter| letter.is_ascii_alphabetic() || letter == '-');
+    // These take no value, so that several may stand behind one dash.
+    let are_switches = letters.chars().all(|letter| "vi".contains(letter));
+    if is_word && !are_switches {
+        return Err(format!(
+            "there is no option `{name}`; an option of one letter and its value stand apart: `{} {}`",
+            &name[..2],
+            &name[2..]
+        ));
+    }
+    Ok(())
+}
+
 /// Whether an argument is a value rather than the next option: options are no numbers.
 fn is_value(arg: &OsString) -> bool {
     let arg = arg.to_string_lossy();
@@ -562,6 +821,22 @@ mod tests {
             ("hotmetal serve -n 128 -c 4096", "hotmetal serve -n 128 -c 4096", 0),
             ("hotmetal serve -n -1 --backend_sampling", "hotmetal serve", 1),
             ("hotmetal run -r User: -sys Brief", "hotmetal run --stop User: --system Brief", 0),
+            ("hotmetal run -sysf a.txt -e -p hi", "hotmetal run --system-file a.txt -e -p hi", 0),
+            ("hotmetal run --sampling-seq kt -l 5+1", "hotmetal run --samplers top_k;temperature --logit-bias 5+1", 0),
+            ("hotmetal run --reasoning off --reasoning-format none", "hotmetal run --think false", 1),
+            (
+                "hotmetal serve -nr -no-kvu -ctxcp 8 -md d.gguf --spec-draft-n-max 3 m",
+                "hotmetal serve --no-repack m",
+                4,
+            ),
+            ("hotmetal serve --embedding --pooling last --reranking", "hotmetal serve --pooling last", 2),
+            (
+                "hotmetal serve --reasoning-effort high",
+                "hotmetal serve --chat-template-kwargs {\"reasoning_effort\":\"high\"}",
+                0,
+            ),
+            ("hotmetal serve -vv --usage", "hotmetal serve -vv --help", 0),
+            ("hotmetal run -n256 -vi", "hotmetal run -n256 -vi", 0),
             ("hotmetal serve --max-model-len 32k", "hotmetal serve --ctx-size 32000", 0),
             ("hotmetal serve --max_model_len=4K", "hotmetal serve --ctx-size 4096", 0),
             ("hotmetal serve --max-model-len 2048", "hotmetal serve --max-model-len 2048", 0),
@@ -609,10 +884,94 @@ mod tests {
             ("hotmetal serve --reasoning-budget 100", "`--reasoning-budget 100`", THOUGHTS),
             ("hotmetal run --chat-template-kwargs {} hi", "`--chat-template-kwargs`", THINK),
             ("hotmetal serve -mg 1", "`-mg 1`", "cuda:N"),
+            ("hotmetal serve --tools all", "`--tools`", "runs no tools"),
+            ("hotmetal run --sampling-seq kq hi", "`--sampling-seq kq`", "--samplers"),
+            ("hotmetal serve -hfx 1", "`-hfx`", "stand apart: `-h fx`"),
         ] {
             let error = translated(theirs.split(' ').map(OsString::from)).unwrap_err();
             assert!(error.contains(option) && error.contains(because), "{theirs}: {error}");
         }
+    }
+
+    #[test]
+    fn commands_of_other_programs_are_ours_or_say_what_does_the_same() {
+        use clap::CommandFactory;
+        let error = translated(["hotmetal", "ps"].map(OsString::from).into_iter()).unwrap_err();
+        assert!(error.contains("`ps`") && error.contains("/api/ps"), "{error}");
+        let commands = crate::Cli::command();
+        let known = |word: &str| commands.find_subcommand(word).is_some();
+        for (names, remedy) in COMMANDS {
+            for word in remedy.split('`').skip(1).step_by(2).filter_map(|line| line.strip_prefix("hotmetal ")) {
+                let word = word.split(' ').next().unwrap_or_default();
+                assert!(known(word), "{names:?}: {word}");
+            }
+            assert!(!names.iter().any(|name| known(name)), "{names:?}");
+        }
+        for (theirs, ours) in
+            [("ls", "list"), ("show", "inspect"), ("download", "pull"), ("get", "pull"), ("server", "serve")]
+        {
+            assert_eq!(commands.find_subcommand(theirs).map(clap::Command::get_name), Some(ours));
+        }
+    }
+
+    /// Whether a flag of ours, or the table, has each option that llama.cpp's help lists.
+    #[test]
+    fn every_option_of_llama_cpp_is_known_by_name() {
+        use clap::CommandFactory;
+        let commands = crate::Cli::command();
+        let mut unknown = Vec::new();
+        let list = include_str!("../tests/texts/llama_cpp_options.txt");
+        for line in list.lines().filter(|line| !line.starts_with('#')) {
+            let (command, names) = line.split_once(' ').expect("a command and options");
+            let of = if command == "serve" { Serve } else { Run };
+            let flags = commands.find_subcommand(command).expect("a command").get_arguments();
+            let global = commands.get_arguments().filter(|flag| flag.is_global_set());
+            let flags: Vec<_> = flags.chain(global).collect();
+            for name in names.split(' ') {
+                let own = flags.iter().any(|flag| match name.strip_prefix("--") {
+                    Some(long) => {
+                        flag.get_long_and_visible_aliases().into_iter().flatten().any(|own| own == long)
+                            || flag.get_all_aliases().into_iter().flatten().any(|own| own == long)
+                    }
+                    None => flag.get_short().is_some_and(|short| name == format!("-{short}")),
+                });
+                let listed = OPTIONS
+                    .iter()
+                    .any(|(options, which, _)| (*which == Both || *which == of) && options.contains(&name));
+                let other = name.starts_with("--spec-") || FILE_OPTIONS.contains(&name);
+                let is_help = ["-h", "--help", "--version"].contains(&name);
+                if !(own || listed || other || is_help) {
+                    unknown.push(format!("{command} {name}"));
+                }
+            }
+        }
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    /// The command lines of `docs/coming-from.md`, in blocks and in tables, are command lines.
+    #[test]
+    fn what_people_are_told_to_type_can_be_typed() {
+        use clap::CommandFactory;
+        let page = include_str!("../../../docs/coming-from.md");
+        let lines = page.lines().filter(|line| line.starts_with("hotmetal "));
+        let inline =
+            page.split('`').skip(1).step_by(2).filter(|text| text.starts_with("hotmetal ") && text.contains(" -"));
+        let mut count = 0;
+        for line in lines.chain(inline) {
+            let mut args: Vec<OsString> = Vec::new();
+            // Quoted words stay together.
+            for (index, piece) in line.split('"').enumerate() {
+                match index % 2 {
+                    0 => args.extend(piece.split_whitespace().map(OsString::from)),
+                    _ => args.push(piece.into()),
+                }
+            }
+            let translated = translated(args.into_iter()).unwrap_or_else(|error| panic!("{line}: {error}"));
+            let matches = crate::Cli::command().try_get_matches_from(translated.args);
+            assert!(matches.is_ok(), "{line}: {}", matches.unwrap_err());
+            count += 1;
+        }
+        assert!(count > 8, "{count} command lines");
     }
 
     /// Each option has one meaning in each command, and what it is called here is a flag of that command.
@@ -624,7 +983,9 @@ mod tests {
             let clap = commands.find_subcommand(command).expect("a command").clone();
             let flags: Vec<String> = clap
                 .get_arguments()
+                .chain(commands.get_arguments().filter(|flag| flag.is_global_set()))
                 .flat_map(|arg| arg.get_long_and_visible_aliases().into_iter().flatten())
+                .chain(["help"])
                 .map(|long| format!("--{long}"))
                 .collect();
             let mut names: Vec<&str> = Vec::new();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use engine::{Dry, Dynatemp, FinishReason, Mirostat, Request, SamplingParams, StopStrings, Xtc};
+use engine::{Dry, Dynatemp, FinishReason, Mirostat, Request, SamplerStep, SamplingParams, StopStrings, Xtc};
 use serde_json::Value;
 use tokenizer::{ParseSpecial, StreamDecoder};
 
@@ -148,7 +148,15 @@ pub(crate) fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<Samp
             sequence_breakers.push(ids);
         }
     }
-    Ok(SamplingParams {
+    let look_back = |flag: &str, given: Option<i64>| -> Result<Option<usize>> {
+        match given {
+            None | Some(-1) => Ok(None),
+            Some(n) => {
+                Ok(Some(usize::try_from(n).ok().with_context(|| format!("{flag} is {n}, expected -1 or more"))?))
+            }
+        }
+    };
+    let mut params = SamplingParams {
         temperature: args.temperature.or(from_model("temperature")?).unwrap_or(default(0.8, 1.0)),
         top_k: args.top_k.unwrap_or(top_k),
         top_p: args.top_p.or(from_model("top_p")?).unwrap_or(default(0.95, 1.0)),
@@ -160,17 +168,12 @@ pub(crate) fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<Samp
             .unwrap_or(whole.repetition_penalty),
         presence_penalty: args.presence_penalty.unwrap_or(whole.presence_penalty),
         frequency_penalty: args.frequency_penalty.unwrap_or(whole.frequency_penalty),
-        repeat_last_n: match args.repeat_last_n {
-            None | Some(-1) => None,
-            Some(n) => {
-                Some(usize::try_from(n).ok().with_context(|| format!("--repeat-last-n is {n}, expected -1 or more"))?)
-            }
-        },
+        repeat_last_n: look_back("--repeat-last-n", args.repeat_last_n)?,
         dry: Dry {
             multiplier: args.dry_multiplier.unwrap_or(whole.dry.multiplier),
             base: args.dry_base.unwrap_or(whole.dry.base),
             allowed_length: args.dry_allowed_length.unwrap_or(whole.dry.allowed_length),
-            last_n: whole.dry.last_n,
+            last_n: look_back("--dry-penalty-last-n", args.dry_penalty_last_n)?,
             sequence_breakers,
         },
         xtc: Xtc {
@@ -189,7 +192,13 @@ pub(crate) fn sampling_params(model: &Model, args: &SamplingArgs) -> Result<Samp
         },
         logit_bias: args.logit_bias.clone(),
         ..whole
-    })
+    };
+    if let Some(order) = &args.samplers {
+        let left_out: Vec<_> = SamplerStep::ALL.into_iter().filter(|step| !order.0.contains(step)).collect();
+        left_out.into_iter().for_each(|step| params.switch_off(step));
+        params.order.clone_from(&order.0);
+    }
+    Ok(params)
 }
 
 /// What came of a prompt.

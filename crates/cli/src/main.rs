@@ -76,6 +76,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(Box<run::RunArgs>),
+    #[command(aliases = ["server", "start"])]
     Serve(Box<serve::ServeArgs>),
     Bench(Box<bench::BenchArgs>),
     Tune(Box<bench::TuneArgs>),
@@ -85,10 +86,14 @@ enum Command {
     Kernels(kernels::KernelsArgs),
     Eval(Box<eval::EvalArgs>),
     Quantize(quantize::QuantizeArgs),
+    #[command(alias = "show")]
     Inspect(inspect::InspectArgs),
     Plan(plan_command::PlanArgs),
+    #[command(alias = "ls")]
     List(list::ListArgs),
+    #[command(aliases = ["get", "download"])]
     Pull(pull::PullArgs),
+    #[command(aliases = ["remove", "delete"])]
     Rm(rm::RmArgs),
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),

@@ -57,7 +57,12 @@ impl Look for IsComputed {
 
 /// Runs `hotmetal pull`.
 pub(crate) fn pull(args: &PullArgs) -> Result<()> {
-    let context = || format!("cannot pull `{}`", args.model);
+    // Ollama's names, such as llama3.2, are none of the hub's, whose names without an organisation are few.
+    let hint = match args.model.contains('/') {
+        true => "",
+        false => " (a model's name has its organisation, as on https://huggingface.co: Qwen/Qwen3-0.6B)",
+    };
+    let context = || format!("cannot pull `{}`{hint}", args.model);
     let model: ModelRef = args.model.parse().with_context(context)?;
     let look = (!args.anyway).then_some(&IsComputed as &dyn Look);
     let path = hub::pull(&Settings::from_env()?, &model, &args.revision, look).with_context(context)?;

@@ -1,7 +1,7 @@
 //! `hotmetal run`: one prompt, or a conversation.
 
 use std::io::{IsTerminal, Read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -48,13 +48,22 @@ pub(crate) struct RunArgs {
     #[arg(long, alias = "system-prompt", value_name = "TEXT")]
     system: Option<String>,
 
+    /// Read the system message from a file
+    #[arg(long, value_name = "FILE", conflicts_with = "system")]
+    system_file: Option<PathBuf>,
+
+    /// Read \n, \r, \t, \\, \', \" and \xHH in the prompt, in the system message and in --stop as the characters that
+    /// they stand for
+    #[arg(long, short = 'e')]
+    escape: bool,
+
     /// Continue the prompt as it is, without the chat template
     #[arg(long)]
     raw: bool,
 
     /// Write the text between the prompt and this text, with a model that was trained to fill in the middle; no chat
     /// template
-    #[arg(long, value_name = "TEXT", conflicts_with_all = ["interactive", "system", "think", "no_parse_special"])]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["interactive", "system", "system_file", "think", "no_parse_special"])]
     suffix: Option<String>,
 
     /// With --raw: take the texts of special tokens (such as <|im_end|>) as text, not as those tokens
@@ -101,7 +110,9 @@ enum OutputFormat {
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
     let (model_name, positional_prompt) = split_positionals(args)?;
-    let prompt = read_prompt(args, positional_prompt)?;
+    let unescaped = |text: String| if args.escape { unescape(&text) } else { text };
+    let prompt = read_prompt(args, positional_prompt)?.map(unescaped);
+    let system = system_message(args)?.map(unescaped);
     // A gap may be at the beginning.
     let prompt = prompt.or_else(|| args.suffix.is_some().then(String::new));
     let interactive = args.interactive || (prompt.is_none() && std::io::stdin().is_terminal());
@@ -120,11 +131,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     check_head(model.has_head, &model.name)?;
     let mut options = GenerationOptions::new(&model, &args.sampling)?;
     options.max_tokens = args.max_tokens;
-    options.stop.clone_from(&args.stop);
+    options.stop = args.stop.iter().cloned().map(unescaped).collect();
     options.ignore_eos = args.ignore_eos;
     interrupt::install();
     if interactive {
-        return repl::run(&mut model, options, args.system.as_deref(), args.think, prompt);
+        return repl::run(&mut model, options, system.as_deref(), args.think, prompt);
     }
     let prompt = prompt.unwrap_or_default();
     let prompt_ids = if let Some(suffix) = &args.suffix {
@@ -134,13 +145,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         }
         ids
     } else if args.raw {
-        if args.system.is_some() {
+        if system.is_some() {
             bail!("--system needs the chat template: leave out --raw, or put the text into the prompt");
         }
         model.encode_raw(&prompt, ParseSpecial::where_asked(!args.no_parse_special))?
     } else {
         let mut messages = Vec::new();
-        messages.extend(args.system.as_ref().map(|text| json!({"role": "system", "content": text})));
+        messages.extend(system.map(|text| json!({"role": "system", "content": text})));
         messages.push(json!({"role": "user", "content": prompt}));
         model.encode_chat(&messages, args.think)?
     };
@@ -202,9 +213,7 @@ fn read_prompt(args: &RunArgs, positional: Option<String>) -> Result<Option<Stri
         return Ok(Some(text));
     }
     if let Some(path) = &args.file {
-        let text = files::read_text(path, "the prompt file", files::TEXT_BYTES_MAX)?;
-        // An editor's last newline is not part of the prompt.
-        return Ok(Some(text.strip_suffix('\n').map_or(text.clone(), |text| text.trim_end_matches('\r').to_owned())));
+        return text_of(path, "the prompt file").map(Some);
     }
     if std::io::stdin().is_terminal() || args.interactive {
         return Ok(None);
@@ -213,6 +222,43 @@ fn read_prompt(args: &RunArgs, positional: Option<String>) -> Result<Option<Stri
     std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input as UTF-8 text")?;
     let text = text.trim_end_matches(['\n', '\r']).to_owned();
     Ok((!text.is_empty()).then_some(text))
+}
+
+/// A file's text, without its last newline, which is an editor's.
+fn text_of(path: &Path, what: &str) -> Result<String> {
+    let text = files::read_text(path, what, files::TEXT_BYTES_MAX)?;
+    Ok(text.strip_suffix('\n').map_or(text.clone(), |text| text.trim_end_matches('\r').to_owned()))
+}
+
+fn system_message(args: &RunArgs) -> Result<Option<String>> {
+    match &args.system_file {
+        Some(path) => text_of(path, "the system message in").map(Some),
+        None => Ok(args.system.clone()),
+    }
+}
+
+/// The text with its escapes read, which are llama.cpp's; a backslash before anything else stays as it is.
+fn unescape(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, behind)) = rest.split_first() {
+        let hex = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+        let (read, length) = match behind {
+            _ if byte != b'\\' => (byte, 1),
+            [b'n', ..] => (b'\n', 2),
+            [b'r', ..] => (b'\r', 2),
+            [b't', ..] => (b'\t', 2),
+            [quoted @ (b'\'' | b'"' | b'\\'), ..] => (*quoted, 2),
+            [b'x', digits @ ..] if digits.len() >= 2 => match hex(&digits[..2]) {
+                Some(read) if digits[0] != b'+' => (read, 4),
+                _ => (byte, 1),
+            },
+            _ => (byte, 1),
+        };
+        bytes.push(read);
+        rest = &rest[length..];
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn to_json(generation: &Generation, model: &Model) -> Value {
@@ -240,4 +286,22 @@ fn to_json(generation: &Generation, model: &Model) -> Value {
         },
         "error": generation.error,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_those_of_llama_cpp() {
+        for (written, read) in [
+            (r"a\nb\tc\r", "a\nb\tc\r"),
+            (r#"\'\"\\n"#, "'\"\\n"),
+            (r"\x41\xc3\xa9", "A\u{e9}"),
+            (r"\x4 \x+1 \q \", r"\x4 \x+1 \q \"),
+            ("plain \u{e9}", "plain \u{e9}"),
+        ] {
+            assert_eq!(unescape(written), read, "{written}");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 //! (`generation_config.json`), and where that is silent, ours.
 
 use clap::Args;
+use engine::SamplerStep;
 
 /// Sampling flags; the names are llama.cpp's, with the OpenAI spellings as aliases.
 #[derive(Args, Clone, Debug, Default)]
@@ -59,6 +60,10 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "N")]
     pub(crate) dry_allowed_length: Option<usize>,
 
+    /// DRY: tokens that it looks back on; 0 is off [default: -1, the whole context]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) dry_penalty_last_n: Option<i64>,
+
     /// DRY: text that ends a repetition; may be given several times [default: newline, ':', '"', '*']
     #[arg(long, value_name = "TEXT")]
     pub(crate) dry_sequence_breaker: Vec<String>,
@@ -98,7 +103,16 @@ pub(crate) struct SamplingArgs {
     /// Add a bias to a token's logit, as ID=BIAS (`15043=-1.5`, `15043=-inf` bans it); may be given several times
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_logit_bias)]
     pub(crate) logit_bias: Vec<(u32, f32)>,
+
+    /// The order of the samplers, with semicolons between them, as in llama.cpp; one that is left out does nothing
+    /// [default: penalties;dry;top_n_sigma;top_k;typical_p;top_p;min_p;xtc;temperature]
+    #[arg(long, value_name = "LIST", value_parser = parse_samplers)]
+    pub(crate) samplers: Option<SamplerOrder>,
 }
+
+/// The samplers that do something, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SamplerOrder(pub(crate) Vec<SamplerStep>);
 
 impl SamplingArgs {
     /// The flags that were given and that mirostat stands in the place of.
@@ -115,6 +129,29 @@ impl SamplingArgs {
         ];
         all.into_iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| flag).collect()
     }
+}
+
+/// Names as in `samplers` of a request, or llama.cpp's other ones.
+fn parse_samplers(text: &str) -> Result<SamplerOrder, String> {
+    let mut order = Vec::new();
+    for name in text.split(';').map(str::trim).filter(|name| !name.is_empty()) {
+        let own = match name.replace('-', "_").as_str() {
+            "typ" | "typ_p" | "typical" => "typical_p".to_owned(),
+            "nucleus" => "top_p".to_owned(),
+            "temp" => "temperature".to_owned(),
+            "top_nsigma" => "top_n_sigma".to_owned(),
+            own => own.to_owned(),
+        };
+        let step = SamplerStep::ALL.into_iter().find(|step| step.name() == own).ok_or_else(|| {
+            let known = SamplerStep::ALL.map(SamplerStep::name).join(", ");
+            format!("there is no sampler `{name}`; there are {known}")
+        })?;
+        if order.contains(&step) {
+            return Err(format!("`{name}` is named twice"));
+        }
+        order.push(step);
+    }
+    Ok(SamplerOrder(order))
 }
 
 /// `ID=BIAS`, or llama.cpp's `ID+BIAS` and `ID-BIAS`.
@@ -139,6 +176,16 @@ mod tests {
         assert_eq!(args.replaced_by_mirostat(), ["--top-p"]);
         let args = SamplingArgs { top_n_sigma: Some(-1.0), dynatemp_range: Some(0.5), ..args };
         assert_eq!(args.replaced_by_mirostat(), ["--top-p", "--dynatemp-range"]);
+    }
+
+    #[test]
+    fn samplers_have_our_names_and_llama_cpps() {
+        let order = parse_samplers("top-k; typ_p;temp").unwrap();
+        assert_eq!(order.0, [SamplerStep::TopK, SamplerStep::Typical, SamplerStep::Temperature]);
+        assert_eq!(parse_samplers("").unwrap().0, []);
+        for (bad, because) in [("top_k;tfs_z", "`tfs_z`"), ("typ;typical", "named twice")] {
+            assert!(parse_samplers(bad).unwrap_err().contains(because), "{bad}");
+        }
     }
 
     #[test]

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use server::{ApiKey, App, Ended, Loading, OnDemand, Options, Origin, ServedModel, Shutdown};
+use engine::{Pooling, SamplerStep};
+use server::{ApiKey, App, Ended, Keep, Loading, OnDemand, Options, Origin, ServedModel, Shutdown};
 use tokenizer::ParseSpecial;
 
 use crate::load::find;
@@ -210,10 +211,25 @@ struct LimitArgs {
     #[arg(long, short = 'n', aliases = ["n-predict", "predict"], value_name = "N", value_parser = parse_max_tokens)]
     max_tokens: Option<NonZeroUsize>,
 
+    /// Let a text go on where its context is full: half of its older tokens is left out, and what is left is read again.
+    /// Without --max-tokens and without a limit in the request it has as many tokens as the context at most
+    #[arg(long)]
+    context_shift: bool,
+
+    /// With --context-shift: tokens at the beginning of a prompt that stay, besides the one that begins every text; -1 keeps
+    /// the whole prompt. `n_keep` of a request says it, too
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, requires = "context_shift",
+          value_parser = clap::value_parser!(i64).range(-1..))]
+    keep: i64,
+
     /// Variables of the chat template, as an object in JSON, where a request's `chat_template_kwargs` does not set them:
-    /// {"enable_thinking": false}
+    /// {"enable_thinking": false}; may be given several times, of which the last counts for a variable
     #[arg(long, alias = "default-chat-template-kwargs", value_name = "JSON", value_parser = Options::read_template_defaults)]
-    chat_template_kwargs: Option<serde_json::Map<String, serde_json::Value>>,
+    chat_template_kwargs: Vec<TemplateVariables>,
+
+    /// How vectors of texts are pooled where a request does not say it: mean or last [default: as the model's files say]
+    #[arg(long, value_name = "KIND", value_parser = parse_pooling)]
+    pooling: Option<Pooling>,
 
     /// Refuse tools where the model's chat template shows none, which are else described in the system message
     #[arg(long)]
@@ -223,6 +239,9 @@ struct LimitArgs {
     #[arg(long)]
     parse_special_in_messages: bool,
 }
+
+/// Variables of chat templates.
+type TemplateVariables = serde_json::Map<String, serde_json::Value>;
 
 /// How many texts are generated at a time; `None` for what suits the device and its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -395,6 +414,13 @@ fn load(
     };
     let model = model::load_with(model, &args.model_args.settings(), &sizes)?;
     let defaults = generate::sampling_params(&model, &args.sampling)?;
+    if let Some(step) = SamplerStep::ALL.into_iter().find(|step| !defaults.order.contains(step)) {
+        bail!(
+            "--samplers leaves out {}, which requests may ask for: name all of them, in the order that you want; \
+             `samplers` of a request may leave some out",
+            step.name()
+        );
+    }
     defaults.check(model.engine.config().vocab_size)?;
     let kv = model.engine.config().kv;
     let note = format!(
@@ -458,6 +484,14 @@ fn parse_max_tokens(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().map_err(|_| format!("expected a number of tokens, at least 1, or -1 for no limit, found `{text}`"))
 }
 
+fn parse_pooling(text: &str) -> Result<Pooling, String> {
+    match text {
+        "mean" => Ok(Pooling::Mean),
+        "last" => Ok(Pooling::Last),
+        _ => Err(format!("expected mean or last, the kinds of pooling that are computed here; found `{text}`")),
+    }
+}
+
 fn parse_host(text: &str) -> Result<IpAddr, String> {
     if text.eq_ignore_ascii_case("localhost") {
         return Ok(IpAddr::from([127, 0, 0, 1]));
@@ -491,7 +525,9 @@ fn options(args: &ServeArgs) -> Result<Options> {
         strict_fields: limits.strict_fields,
         strict_model: limits.strict_model,
         generic_tools: !limits.no_generic_tools,
-        template_defaults: limits.chat_template_kwargs.clone().unwrap_or_default(),
+        template_defaults: limits.chat_template_kwargs.iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        pooling: limits.pooling,
+        context_shift: limits.context_shift.then(|| Keep::of(limits.keep)),
         seed: args.sampling.seed,
         max_tokens: limits.max_tokens.map(NonZeroUsize::get),
         has_page: !access.no_webui,
@@ -594,6 +630,25 @@ mod tests {
         assert_eq!(limit("1"), Ok(Some(1)));
         let refused = limit("0").unwrap_err();
         assert!(refused.contains("--max-tokens") && refused.contains("at least 1, or -1 for no limit"), "{refused}");
+    }
+
+    #[test]
+    fn variables_of_templates_are_joined_and_pooling_is_of_two_kinds() {
+        let options_of = |line: &[&str]| {
+            let command = Command::try_parse_from(std::iter::once(&"serve").chain(line));
+            command.map(|command| options(&command.args).unwrap()).map_err(|error| error.to_string())
+        };
+        let kwargs = "--chat-template-kwargs";
+        let joined = options_of(&[kwargs, r#"{"a": 1, "b": 1}"#, kwargs, r#"{"a": 2}"#, "--pooling", "last"]).unwrap();
+        assert_eq!(serde_json::Value::from(joined.template_defaults), serde_json::json!({"a": 2, "b": 1}));
+        assert_eq!(joined.pooling, Some(Pooling::Last));
+        assert_eq!(options_of(&[]).unwrap().pooling, None);
+        let shift = |line: &[&str]| options_of(line).map(|options| options.context_shift);
+        assert_eq!(shift(&[]), Ok(None));
+        assert_eq!(shift(&["--context-shift"]), Ok(Some(Keep::First(0))));
+        assert_eq!(shift(&["--context-shift", "--keep", "-1"]), Ok(Some(Keep::Prompt)));
+        assert!(shift(&["--keep", "4"]).unwrap_err().contains("--context-shift"));
+        assert!(options_of(&["--pooling", "cls"]).unwrap_err().contains("expected mean or last"));
     }
 
     fn names(line: &[&str]) -> Result<Vec<String>, String> {

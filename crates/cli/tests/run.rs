@@ -107,6 +107,33 @@ fn a_prompt_comes_from_an_argument_a_flag_a_file_or_standard_input() {
     assert_eq!(text(&piped.stdout), expected);
 }
 
+/// Escapes, a system message in a file and an order of samplers, as llama-cli takes them.
+#[test]
+fn flags_of_llama_cli_do_what_they_say() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("system.txt");
+    std::fs::write(&file, "Be\nbrief.\n").expect("a file");
+    let of = |args: &[&str]| json(&[&["run", "-n", "4", "--temp", "0"][..], args].concat());
+    let ids = |args: &[&str]| of(args)["prompt_token_ids"].clone();
+    let escaped = ids(&["--raw", "-e", "-p", "Once\\x20upon\\na time"]);
+    assert_eq!(escaped, ids(&["--raw", "-p", "Once upon\na time"]));
+    assert_ne!(escaped, ids(&["--raw", "-p", "Once\\x20upon\\na time"]), "without the flag a prompt stays as it is");
+    let from_file = ids(&["-sysf", file.to_str().expect("UTF-8"), "-p", "Hello"]);
+    assert_eq!(from_file, ids(&["--system", "Be\nbrief.", "-p", "Hello"]));
+    assert_eq!(from_file, ids(&["-e", "--system", "Be\\nbrief.", "-p", "Hello"]));
+    let sampling =
+        json(&["run", "-p", "Hello", "-n", "4", "--sampling-seq", "pk", "--top-p", "0.5", "-s", "1"])["sampling"]
+            .clone();
+    assert_eq!(sampling["samplers"], serde_json::json!(["top_p", "top_k"]), "{sampling}");
+    // A step that is left out does nothing.
+    assert_eq!((&sampling["temperature"], &sampling["min_p"]), (&1.0.into(), &0.0.into()), "{sampling}");
+    let looked_back = json(&["run", "-p", "Hello", "-n", "2", "--dry-multiplier", "0.8", "--dry-penalty-last-n", "9"]);
+    assert_eq!(looked_back["sampling"]["dry_penalty_last_n"], 9);
+    assert!(fail(2, &["run", "-p", "Hello", "--samplers", "top_k;tfs_z"]).contains("`tfs_z`"));
+    assert!(fail(2, &["run", "-npx", "Hello"]).contains("`-npx`"));
+    assert!(fail(2, &["ps"]).contains("/api/ps"));
+}
+
 #[test]
 fn output_format_none_prints_only_the_figures() {
     let output = output(&["run", "Hello", "-n", "4", "--output-format", "none"]);

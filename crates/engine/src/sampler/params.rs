@@ -240,6 +240,29 @@ impl SamplingParams {
         Self { temperature: 0.0, ..Self::default() }
     }
 
+    /// Brings the parameters of `step` to their neutral values, so that the chain may leave it out.
+    pub fn switch_off(&mut self, step: SamplerStep) {
+        let neutral = Self::default();
+        match step {
+            SamplerStep::Penalties => {
+                self.repetition_penalty = neutral.repetition_penalty;
+                self.presence_penalty = neutral.presence_penalty;
+                self.frequency_penalty = neutral.frequency_penalty;
+            }
+            SamplerStep::Dry => self.dry.multiplier = neutral.dry.multiplier,
+            SamplerStep::TopNSigma => self.top_n_sigma = neutral.top_n_sigma,
+            SamplerStep::TopK => self.top_k = neutral.top_k,
+            SamplerStep::Typical => self.typical_p = neutral.typical_p,
+            SamplerStep::TopP => self.top_p = neutral.top_p,
+            SamplerStep::MinP => self.min_p = neutral.min_p,
+            SamplerStep::Xtc => self.xtc.probability = neutral.xtc.probability,
+            SamplerStep::Temperature => {
+                self.temperature = neutral.temperature;
+                self.dynatemp.range = neutral.dynatemp.range;
+            }
+        }
+    }
+
     /// Whether the likeliest of those that are left is the choice, at a temperature that is 0 whatever they are.
     pub(super) fn takes_likeliest(&self) -> bool {
         self.temperature == 0.0 && !self.has_dynatemp()
