@@ -116,6 +116,10 @@ fn json_has_every_key_and_every_test_and_compares_with_itself() {
     let compared = succeed(&["bench", "compare", &a, &file("b.json", &faster.to_string())]);
     assert_eq!(compared.matches("% faster").count(), ROWS.len() - 1, "{compared}");
     assert!(compared.contains("Rows only in the first result: 1\n"), "{compared}");
+    let mut busy = faster.clone();
+    busy["run"]["load_average"] = serde_json::json!([1e6, 1.0, 1.0]);
+    let compared = succeed(&["bench", "compare", &a, &file("busy.json", &busy.to_string())]);
+    assert!(compared.contains("% faster, under load |"), "{compared}");
 
     let error = fail(&["bench", "compare", &a, &file("c.json", "{}")]);
     assert!(error.contains("is not a result of `hotmetal bench -o json`"), "{error}");
@@ -416,6 +420,14 @@ fn kernels_are_measured_alone_and_compared_with_the_reference() {
     let in_place: Value = serde_json::from_str(&in_place).expect("one JSON object");
     let repacked = rows.iter().find(|row| row["op"] == "logits" && row["format"] == "q8_0").expect("a row");
     assert_ne!(in_place["rows"][0]["variants"], repacked["variants"], "{in_place}");
+    // The quick set: what a flag does not say is one instruction set, three numbers of rows, two formats and the ops that run.
+    let quick = succeed(&["bench", "kernels", "--op", "glu,rms_norm", "-r", "1", "--rotate", "1", "-o", "json"]);
+    let quick: Value = serde_json::from_str(&quick).expect("one JSON object");
+    let rows_of = |op: &str| -> Vec<u64> {
+        let rows = quick["rows"].as_array().expect("rows").iter().filter(|row| row["op"] == op);
+        rows.map(|row| row["rows"].as_u64().expect("a count")).collect()
+    };
+    assert_eq!(rows_of("glu"), [1, 16, 512], "{quick}");
     let error = fail(&["bench", "kernels", "--op", "abacus"]);
     assert!(error.contains("has no op `abacus`; it has: add, attention, embed, gemv, glu"), "{error}");
     for (args, expected) in [

@@ -99,15 +99,20 @@ pub(super) struct KernelsArgs {
     #[arg(long, value_name = "NAME")]
     pub(super) shape: Option<String>,
 
-    /// Ops to measure, as plans name them, or gemv for the ladder [default: all]
+    /// Measure all ops (those that fused ops are made of, and the ladder, too), formats, instruction sets and numbers of rows
+    /// that no flag narrows down. It takes the best part of an hour
+    #[arg(long)]
+    pub(super) all: bool,
+
+    /// Ops to measure, as plans name them, or gemv for the ladder [default: those of the model as it runs]
     #[arg(long, value_name = "OP", value_delimiter = ',')]
     pub(super) op: Vec<String>,
 
-    /// Formats of the matrices [default: all]
+    /// Formats of the matrices [default: Q8_0 and Q4_0; with --all all]
     #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
     pub(super) format: Vec<String>,
 
-    /// Instruction sets of the CPU kernels [default: all that this processor has]
+    /// Instruction sets of the CPU kernels [default: the one that models run at; with --all each that this processor has]
     #[arg(long, value_name = "LEVEL", value_delimiter = ',', value_parser = parse_isa)]
     pub(super) isa: Vec<cpu::IsaLevel>,
 
@@ -115,8 +120,8 @@ pub(super) struct KernelsArgs {
     #[arg(long)]
     pub(super) no_repack: bool,
 
-    /// Rows that an op computes at once: tokens of a step
-    #[arg(long, short = 'm', value_name = "M", value_delimiter = ',', default_value = "1,2,4,8,16,64,512")]
+    /// Rows that an op computes at once: tokens of a step [default: 1, 16 and 512; with --all 1, 2, 4, 8, 16, 64 and 512]
+    #[arg(long, short = 'm', value_name = "M", value_delimiter = ',')]
     pub(super) rows: Vec<usize>,
 
     /// CPU threads [default: one for each core]
@@ -176,7 +181,27 @@ impl KernelsArgs {
 
     /// Whether `op` was asked for.
     pub(super) fn wants(&self, op: &str) -> bool {
-        self.op.is_empty() || self.op.iter().any(|wanted| wanted == op)
+        self.op.is_empty() || self.names(op)
+    }
+
+    /// Whether a flag names `op`.
+    pub(super) fn names(&self, op: &str) -> bool {
+        self.op.iter().any(|wanted| wanted == op)
+    }
+
+    /// Whether flags leave anything to choose, and the choice is the quick set.
+    pub(super) fn is_quick(&self) -> bool {
+        let leaves = self.op.is_empty() || self.format.is_empty() || self.rows.is_empty() || self.isa.is_empty();
+        !self.all && leaves
+    }
+
+    /// The numbers of rows.
+    pub(super) fn rows(&self) -> &[usize] {
+        match (self.rows.is_empty(), self.all) {
+            (false, _) => &self.rows,
+            (true, false) => &[1, 16, 512],
+            (true, true) => &[1, 2, 4, 8, 16, 64, 512],
+        }
     }
 }
 

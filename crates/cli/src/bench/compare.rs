@@ -21,6 +21,14 @@ pub(super) fn compare(args: &CompareArgs) -> Result<()> {
     if before.device != after.device {
         note(&format!("warning: the machines differ: {} and {}", before.device.description, after.device.description));
     }
+    for (which, report) in [("first", &before), ("second", &after)] {
+        if let Some(load) = report.run.busy_load() {
+            note(&format!(
+                "warning: other programs ran while the {which} result was measured (load average {load:.2}): a difference may be \
+                 theirs"
+            ));
+        }
+    }
     stdout(&table(&before, &after)?)?;
     Ok(())
 }
@@ -62,6 +70,10 @@ fn table(before: &Report, after: &Report) -> Result<String> {
         "| model | threads | test | t/s before | t/s after | ratio | noise | verdict | of ceiling before | after | ceiling |\n\
          | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: |\n",
     );
+    let under_load = match before.run.busy_load().or(after.run.busy_load()) {
+        Some(_) => ", under load",
+        None => "",
+    };
     let share = |row: &Row| row.roofline_share.map_or("–".to_owned(), |share| format!("{:.0} %", 100.0 * share));
     for (a, b) in &pairs {
         let compared = Compared::new(a, b);
@@ -73,7 +85,7 @@ fn table(before: &Report, after: &Report) -> Result<String> {
             format!("{:.2}", b.tokens_per_s.median),
             format!("{:.3}", compared.change.ratio),
             compared.change.band.map_or("unknown".to_owned(), |band| format!("± {:.1} %", 100.0 * band)),
-            compared.verdict(),
+            format!("{}{under_load}", compared.verdict()),
             share(a),
             share(b),
             compared.ceiling.map_or("–".to_owned(), |ratio| format!("× {ratio:.2}")),

@@ -171,6 +171,13 @@ impl Facts {
 }
 
 impl Facts {
+    /// The load average before the measurement, where more threads wanted to run than there are processors: what was measured
+    /// then says little.
+    pub(crate) fn busy_load(&self) -> Option<f64> {
+        let [load, ..] = self.load_average?;
+        (load > self.processors? as f64).then_some(load)
+    }
+
     /// The flags of the command that have a price, as they were given.
     fn priced_flags(&self) -> String {
         let mut flags = Vec::new();

@@ -17,14 +17,15 @@ pub(super) struct KernelDevice {
     pub(super) backend: Box<dyn backend::Backend>,
 }
 
-/// Every instruction set with every number of threads, or the device alone where it has neither.
+/// Each instruction set with each number of threads, or the device alone where it has neither.
 pub(super) fn kernel_devices(args: &KernelsArgs) -> Result<Vec<KernelDevice>> {
     if args.device() != CPU {
         let backend = device::backend(&args.device_settings(None, None))?;
         return Ok(vec![KernelDevice { isa: None, threads: 1, backend }]);
     }
     let levels = match args.isa.as_slice() {
-        [] => cpu::Isa::available().into_iter().map(cpu::Isa::level).collect(),
+        [] if args.all => cpu::Isa::available().into_iter().map(cpu::Isa::level).collect(),
+        [] => vec![cpu::Isa::best().level()],
         levels => levels.to_vec(),
     };
     let counts = if args.threads.is_empty() { vec![None] } else { args.threads.iter().copied().map(Some).collect() };

@@ -32,6 +32,9 @@ use report::{KernelReport, KernelRow, Rotation};
 const ROTATIONS_MIB: [u64; 4] = [64, 128, 256, 512];
 /// A buffer that is read no more than this much faster than the largest is held by no cache to speak of.
 const NO_CACHE: f64 = 1.1;
+/// What the quick set multiplies by.
+const QUICK_FORMATS: [WeightFormat; 2] = [WeightFormat::Q8_0, WeightFormat::Q4_0];
+
 /// Runs `hotmetal bench kernels`.
 pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
     check(args)?;
@@ -54,13 +57,23 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
             formats.iter().map(move |&format| (case, format))
         })
         .collect();
-    let has_ladder = args.device() == CPU && args.wants(GEMV);
-    let progress = progress(subjects.len() * places.len() * args.rows.len(), "");
-    for (case, format) in subjects {
+    let has_ladder = args.device() == CPU && (args.names(GEMV) || (args.all && args.wants(GEMV)));
+    if args.is_quick() {
+        note(
+            "the quick set is measured where no flag says more: --all measures every op, format, instruction set and step",
+        );
+    }
+    let num_subjects = subjects.len();
+    let progress = progress(num_subjects * places.len() * args.rows().len(), "");
+    for (index, (case, format)) in subjects.into_iter().enumerate() {
+        // The bar is for terminals alone.
+        if progress.is_hidden() {
+            note(&format!("{} of {num_subjects}: {} {} {}", index + 1, case.op(), case.shape(), format.name()));
+        }
         let mut subject = Subject::new(case, format, kv_format, args.depth, report.rotation.bytes)?;
         for place in &places {
             let mut rows = Vec::new();
-            for &count in &args.rows {
+            for &count in args.rows() {
                 progress.set_message(format!("{} {} × {count}", case.op(), case.shape()));
                 // The comparison first: it takes programs of its own.
                 match subject.max_error(&*place.backend, count) {
@@ -75,7 +88,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
             // Attention multiplies floats, whatever the weights are.
             let multiplied = if case.has_matrices() { format } else { WeightFormat::F32 };
             let ceiling = Ceiling::measure(args, place, multiplied, report.rotation.bytes)?;
-            let max_rows = args.rows.iter().copied().max().unwrap_or(1);
+            let max_rows = args.rows().iter().copied().max().unwrap_or(1);
             let bytes = report.rotation.bytes;
             let mut timer = Timer::new(&mut subject, &*place.backend, args.repetitions, max_rows, bytes);
             for (count, max_error) in rows {
@@ -198,7 +211,7 @@ fn check(args: &KernelsArgs) -> Result<()> {
 
 fn formats(args: &KernelsArgs) -> Result<Vec<WeightFormat>> {
     if args.format.is_empty() {
-        return Ok(WeightFormat::ALL.to_vec());
+        return Ok(if args.all { WeightFormat::ALL.to_vec() } else { QUICK_FORMATS.to_vec() });
     }
     args.format.iter().map(|name| shapes::format_of(name)).collect()
 }
@@ -225,7 +238,11 @@ fn cases(args: &KernelsArgs) -> Result<(String, Vec<Case>)> {
     let ladder_only = args.op.iter().all(|op| op == GEMV) && !args.op.is_empty();
     // The ladder takes its shape from the model's projections.
     let wanted = |case: &Case| args.wants(case.op()) || (ladder_only && matches!(case, Case::Linear(_)));
-    let cases = all.into_iter().filter(|case| wanted(case)).collect();
+    let mut cases: Vec<Case> = all.into_iter().filter(|case| wanted(case)).collect();
+    if args.op.is_empty() && !args.all {
+        let as_they_run = cases::cases_of(&[&fused]);
+        cases.retain(|case| as_they_run.contains(case));
+    }
     Ok((model, cases))
 }
 
