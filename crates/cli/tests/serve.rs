@@ -543,6 +543,27 @@ fn the_packaged_commands_start_a_server() {
     for line in [format!("FROM rust:{channel}-slim-bookworm AS build"), format!("ENV RUSTUP_TOOLCHAIN={channel}")] {
         assert!(image.lines().any(|found| found == line), "{line}");
     }
+    // In Kubernetes, the flags start a server, and the route leads to the service by a name that the server answers under.
+    let cluster = read("kubernetes.yaml");
+    let flags =
+        cluster.split("          args:\n").nth(1).and_then(|rest| rest.split("          env:").next()).expect("flags");
+    let flags: Vec<&str> = flags.lines().filter_map(|line| line.trim().strip_prefix("- ")).collect();
+    assert_eq!(flags[..2], ["serve", "/models/model.gguf"]);
+    let of_this_machine = |flag: &&&str| !["--host=0.0.0.0", "--port=8080", "--device=cuda"].contains(flag);
+    let flags: Vec<&str> = flags[2..].iter().filter(of_this_machine).copied().collect();
+    let server = Server::start(&flags);
+    let route = cluster.split("kind: HTTPRoute").nth(1).expect("a route");
+    let name = route.split("hostnames:\n    - ").nth(1).and_then(|rest| rest.lines().next()).expect("a name");
+    for (host, status) in [(name, "200"), ("another.example.org", "403")] {
+        let answer =
+            server.raw(format!("GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes());
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{host}: {answer}");
+    }
+    assert!(
+        cluster.contains("kind: Service\nmetadata:\n  name: hotmetal\n")
+            && cluster.contains("    - name: http\n      port: 8080\n")
+    );
+    assert!(route.contains("        - name: hotmetal\n          port: 8080\n") && route.contains("request: 3600s"));
     // What the gateway waits for and takes is what the server does, by its defaults.
     let gateway = read("nginx.conf");
     for line in
