@@ -100,7 +100,7 @@ pub(super) struct KernelsArgs {
     pub(super) shape: Option<String>,
 
     /// Measure all ops (those that fused ops are made of, and the ladder, too), formats, instruction sets and numbers of rows
-    /// that no flag narrows down. It takes the best part of an hour
+    /// that no flag narrows down, which takes long
     #[arg(long)]
     pub(super) all: bool,
 
