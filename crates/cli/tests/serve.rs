@@ -554,7 +554,7 @@ fn the_packaged_commands_start_a_server() {
     let server = Server::start(&flags);
     let route = cluster.split("kind: HTTPRoute").nth(1).expect("a route");
     let name = route.split("hostnames:\n    - ").nth(1).and_then(|rest| rest.lines().next()).expect("a name");
-    for (host, status) in [(name, "200"), ("another.example.org", "403")] {
+    for (host, status) in [(name, "200"), ("another.example.org", "421")] {
         let answer =
             server.raw(format!("GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes());
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{host}: {answer}");
