@@ -6,13 +6,13 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use formats::{Checkpoint, TensorInfo};
-use plan::{KvFormat, Op, Plan};
+use plan::{KvFormat, Op, Plan, StepInput};
 use serde_json::{Value, json};
-use tensor::Tensor;
+use tensor::{Tensor, WeightFormat};
 
-use crate::ceiling::Meter;
+use crate::ceiling::{Known, Meter};
 use crate::load::facts::{kv_format, weight_bytes};
-use crate::load::plan::plan_of;
+use crate::load::plan::{optimised, plan_of};
 use crate::load::{device, find};
 use crate::model::args::ModelArgs;
 use crate::{explain, output, units};
@@ -32,6 +32,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, conflicts_with = "output_format")]
     explain_dispatch: bool,
 
+    /// Measure the device again, and not only where nothing is known of it
+    #[arg(long, conflicts_with = "explain_dispatch")]
+    measure: bool,
+
     #[command(flatten)]
     model_args: ModelArgs,
 }
@@ -49,6 +53,8 @@ enum PlanFormat {
 const CONTEXTS: [usize; 8] = [512, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072];
 /// Sequences at a time.
 const SEQUENCES: [usize; 4] = [1, 4, 16, 64];
+/// Tokens of the prompt whose speed is foretold.
+const PROMPT: usize = 512;
 
 /// What a model takes and what the machine has.
 struct Fit {
@@ -63,10 +69,66 @@ struct Fit {
     memory_bytes: u64,
     /// What the device reads of its memory, measured, in bytes per second. A device that is no hardware has none.
     bandwidth: Option<f64>,
+    /// Seconds from one kernel of a step to the next, measured, on devices that have these.
+    boundary: Option<f64>,
+    /// Ops of a step, each of which is a kernel, or about one.
+    num_ops: usize,
+    /// Tokens of a prompt, operations that they take, and operations per second of the device.
+    prompt: PromptWork,
+}
+
+/// What a prompt takes, and what the device gives.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct PromptWork {
+    tokens: usize,
+    flops: u64,
+    /// The class of instructions, and its operations per second, measured.
+    peak: Option<(String, f64)>,
+}
+
+impl PromptWork {
+    /// The first [`PROMPT`] tokens, or as many as `plan` has room for.
+    fn new(plan: &Plan, kv: KvFormat, peak: Option<(String, f64)>) -> Self {
+        let tokens = PROMPT.min(plan.context_len);
+        let mut step = StepInput::default();
+        step.push_sequence(&vec![0; tokens], 0, &[]);
+        step.output_rows.push((tokens - 1) as u32);
+        let flops = plan.ops.iter().map(|op| op.cost(plan, &|_| 0, kv).of(&step).flops).sum();
+        Self { tokens, flops, peak }
+    }
+
+    /// Tokens per second, if arithmetic is all that takes time.
+    fn tokens_per_s(&self) -> Option<f64> {
+        let (_, ops_per_s) = self.peak.as_ref()?;
+        Some(self.tokens as f64 * ops_per_s / self.flops.max(1) as f64)
+    }
 }
 
 impl Fit {
-    fn new(plan: &Plan, checkpoint: &Checkpoint, kv: KvFormat, memory_bytes: u64, bandwidth: Option<f64>) -> Self {
+    /// Of a model's plan on a device with this memory, of which `known` is known.
+    fn new(
+        plan: &Plan,
+        checkpoint: &Checkpoint,
+        kv: KvFormat,
+        memory_bytes: u64,
+        known: Option<&Known>,
+        meter: &Meter,
+    ) -> Self {
+        let infos: HashMap<_, _> = checkpoint.tensor_infos().map(|info| (info.name.clone(), info)).collect();
+        let format_of = |name: &str| infos.get(name).and_then(|info| info.format);
+        let formats: Vec<_> = plan.weights.iter().map(|weight| format_of(&weight.name)).collect();
+        // The format that most of the matrices' numbers are in.
+        let numbers_in = |format: &WeightFormat| -> usize {
+            let matrices = plan.weights.iter().zip(&formats).filter(|(weight, _)| weight.shape.len() > 1);
+            let of_it = matrices.filter(|(_, found)| **found == Some(*format));
+            of_it.map(|(weight, _)| weight.shape.iter().product::<usize>()).sum()
+        };
+        let main = WeightFormat::ALL.into_iter().max_by_key(numbers_in).unwrap_or(WeightFormat::F32);
+        let peak = known.and_then(|known| known.peak(&meter.peak_classes_of(main)));
+        let peak = peak.map(|peak| (peak.class.clone(), peak.ops_per_s.value));
+        // Formats that a file does not say are those of tensors that several make.
+        let all: Option<Vec<_>> = formats.iter().copied().collect();
+        let fused = optimised(plan.clone(), &all.unwrap_or_default(), &[]);
         let sizes: HashMap<_, _> =
             checkpoint.tensor_infos().map(|info| (info.name.clone(), read_bytes(&info))).collect();
         let bytes_of = |name: &str| sizes.get(name).copied().unwrap_or(0);
@@ -81,7 +143,10 @@ impl Fit {
             kv_bytes_per_token: plan.kv_bytes_per_token(kv) as u64,
             context_len: plan.context_len,
             memory_bytes,
-            bandwidth,
+            bandwidth: known.and_then(Known::read_bandwidth),
+            boundary: known.and_then(Known::boundary),
+            num_ops: fused.ops.len(),
+            prompt: PromptWork::new(&fused, kv, peak),
         }
     }
 
@@ -103,6 +168,12 @@ impl Fit {
     /// Tokens per second of one sequence at `depth` tokens, if reading memory is all that takes time.
     fn tokens_per_s(&self, depth: usize) -> Option<f64> {
         Some(self.bandwidth? / (self.active_bytes + self.kv_bytes(depth, 1)).max(1) as f64)
+    }
+
+    /// The same if what comes between two kernels takes time, too: a kernel for each op.
+    fn tokens_per_s_in_kernels(&self, depth: usize) -> Option<f64> {
+        let of_memory = 1.0 / self.tokens_per_s(depth)?;
+        Some(1.0 / (of_memory + self.boundary? * self.num_ops as f64))
     }
 }
 
@@ -132,17 +203,25 @@ pub(crate) fn plan(args: &PlanArgs) -> Result<()> {
     let backend = device::backend(&settings.device)?;
     let kv = kv_format(settings.cache.format, checkpoint.tensor_infos().map(|info| info.format));
     let device = backend.device();
-    let bandwidth = Meter::new(&settings.device)?.read_bandwidth()?;
-    let fit = Fit::new(&plan, &checkpoint, kv, device.memory_bytes, bandwidth);
+    let meter = Meter::new(&settings.device)?;
+    let known = meter.known(args.measure)?;
+    let fit = Fit::new(&plan, &checkpoint, kv, device.memory_bytes, known.as_ref(), &meter);
     let text = match args.output_format {
-        PlanFormat::Text => as_text(&fit, &plan, &name, kv, &device.description)?,
-        PlanFormat::Json => format!("{}\n", as_json(&fit, &plan, &name, &device.description)),
+        PlanFormat::Text => as_text(&fit, &plan, &name, kv, &device.description, known.as_ref())?,
+        PlanFormat::Json => format!("{}\n", as_json(&fit, &plan, &name, &device.description, known.as_ref())),
     };
     output::stdout(&text)?;
     Ok(())
 }
 
-fn as_text(fit: &Fit, plan: &Plan, name: &str, kv: KvFormat, device: &str) -> Result<String, std::fmt::Error> {
+fn as_text(
+    fit: &Fit,
+    plan: &Plan,
+    name: &str,
+    kv: KvFormat,
+    device: &str,
+    known: Option<&Known>,
+) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     writeln!(out, "model      {name}: {}, {} layers", plan.model_type, plan.kv_layers.len())?;
     let (all, active) = (units::bytes(fit.weight_bytes), units::bytes(fit.active_bytes));
@@ -156,16 +235,22 @@ fn as_text(fit: &Fit, plan: &Plan, name: &str, kv: KvFormat, device: &str) -> Re
     writeln!(out, "KV cache   {} a token ({kv:?})", units::bytes(fit.kv_bytes_per_token))?;
     writeln!(out, "device     {device}")?;
     writeln!(out, "memory     {}", units::bytes(fit.memory_bytes))?;
-    match fit.bandwidth {
-        Some(bandwidth) => writeln!(out, "bandwidth  {:.1} GB/s reading, measured just now", bandwidth / 1e9)?,
-        None => writeln!(out, "bandwidth  not measured on this device")?,
+    let read_line = known.map_or_else(|| "not measured on this device".to_owned(), Known::read_line);
+    writeln!(out, "bandwidth  {read_line}")?;
+    if let Some(boundary) = fit.boundary {
+        writeln!(out, "kernels    {:.2} µs from one to the next, {} ops in a step", boundary * 1e6, fit.num_ops)?;
+    }
+    if let (Some((class, ops_per_s)), Some(rate)) = (&fit.prompt.peak, fit.prompt.tokens_per_s()) {
+        let (tokens, tops) = (fit.prompt.tokens, ops_per_s / 1e12);
+        writeln!(out, "prompt     {tokens} tokens at {rate:.0} tok/s at most, by {tops:.1} TOP/s of {class}")?;
     }
     writeln!(out, "\nWeights and KV cache, context × sequences (✗ does not fit):\n")?;
     write!(out, "{:>9}", "context")?;
     for sequences in SEQUENCES {
         write!(out, "{:>14}", format!("× {sequences}"))?;
     }
-    writeln!(out, "   tok/s at this depth, at most")?;
+    write!(out, "   tok/s at this depth, at most")?;
+    writeln!(out, "{}", if fit.boundary.is_some() { "   with a kernel for each op" } else { "" })?;
     for context in fit.contexts() {
         write!(out, "{context:>9}")?;
         for sequences in SEQUENCES {
@@ -173,8 +258,12 @@ fn as_text(fit: &Fit, plan: &Plan, name: &str, kv: KvFormat, device: &str) -> Re
             write!(out, "{:>14}", if fit.fits(context, sequences) { bytes } else { format!("✗ {bytes}") })?;
         }
         match fit.tokens_per_s(context) {
-            Some(rate) => writeln!(out, "{rate:>12.1}")?,
-            None => writeln!(out, "{:>12}", "–")?,
+            Some(rate) => write!(out, "{rate:>12.1}")?,
+            None => write!(out, "{:>12}", "–")?,
+        }
+        match fit.tokens_per_s_in_kernels(context) {
+            Some(rate) => writeln!(out, "{rate:>31.1}")?,
+            None => writeln!(out)?,
         }
     }
     if !fit.fits(1, 1) {
@@ -187,7 +276,7 @@ fn as_text(fit: &Fit, plan: &Plan, name: &str, kv: KvFormat, device: &str) -> Re
     Ok(out)
 }
 
-fn as_json(fit: &Fit, plan: &Plan, name: &str, device: &str) -> Value {
+fn as_json(fit: &Fit, plan: &Plan, name: &str, device: &str, known: Option<&Known>) -> Value {
     let rows: Vec<_> = fit
         .contexts()
         .into_iter()
@@ -202,7 +291,12 @@ fn as_json(fit: &Fit, plan: &Plan, name: &str, device: &str) -> Value {
     let speeds: Vec<_> = fit
         .contexts()
         .into_iter()
-        .map(|depth| json!({"depth": depth, "tokens_per_s_max": fit.tokens_per_s(depth)}))
+        .map(|depth| {
+            json!({
+                "depth": depth, "tokens_per_s_max": fit.tokens_per_s(depth),
+                "tokens_per_s_in_kernels": fit.tokens_per_s_in_kernels(depth),
+            })
+        })
         .collect();
     json!({
         "model": name, "model_type": plan.model_type, "device": device, "weight_bytes": fit.weight_bytes,
@@ -210,7 +304,14 @@ fn as_json(fit: &Fit, plan: &Plan, name: &str, device: &str) -> Value {
         "experts_per_token": fit.experts.map(|(_, of_token)| of_token), "kv_bytes_per_token": fit.kv_bytes_per_token,
         "context_len": fit.context_len, "memory_bytes": fit.memory_bytes,
         "bandwidth_gb_s": fit.bandwidth.map(|bandwidth| bandwidth / 1e9),
+        "bandwidth_measured_at": known.and_then(Known::read_at),
+        "kernel_boundary_us": fit.boundary.map(|seconds| seconds * 1e6), "ops": fit.num_ops,
         "memory": rows, "decode": speeds,
+        "prompt": {
+            "tokens": fit.prompt.tokens, "tokens_per_s_max": fit.prompt.tokens_per_s(),
+            "peak_class": fit.prompt.peak.as_ref().map(|(class, _)| class),
+            "peak_ops_per_s": fit.prompt.peak.as_ref().map(|(_, ops_per_s)| ops_per_s),
+        },
     })
 }
 
@@ -227,6 +328,9 @@ mod tests {
             context_len: 600,
             memory_bytes: 2500,
             bandwidth: Some(1e6),
+            boundary: None,
+            num_ops: 10,
+            prompt: PromptWork::default(),
         }
     }
 
@@ -242,5 +346,21 @@ mod tests {
         assert!((fit().tokens_per_s(0).unwrap() - 1250.0).abs() < 1e-9);
         assert!((fit().tokens_per_s(100).unwrap() - 1000.0).abs() < 1e-9);
         assert_eq!(Fit { bandwidth: None, ..fit() }.tokens_per_s(0), None);
+    }
+
+    #[test]
+    fn what_comes_between_kernels_takes_time_for_each_op() {
+        assert_eq!(fit().tokens_per_s_in_kernels(0), None);
+        // 800 µs of reading, and 10 of 20 µs.
+        let fit = Fit { boundary: Some(2e-5), ..fit() };
+        assert!((fit.tokens_per_s_in_kernels(0).unwrap() - 1000.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_prompt_takes_as_long_as_its_arithmetic() {
+        let prompt = PromptWork { tokens: 512, flops: 1 << 20, peak: None };
+        assert_eq!(prompt.tokens_per_s(), None);
+        let prompt = PromptWork { peak: Some(("f32_fma".to_owned(), f64::from(1 << 21))), ..prompt };
+        assert_eq!(prompt.tokens_per_s(), Some(1024.0));
     }
 }

@@ -55,7 +55,7 @@ impl PeakClass {
 
     /// The instructions that products with weights in `format` can be made of. AMX's for int8 are left out: they lose to dot
     /// products where a scale belongs to every 32 of them.
-    fn of(format: WeightFormat) -> &'static [Self] {
+    pub fn of(format: WeightFormat) -> &'static [Self] {
         match format {
             WeightFormat::F32 | WeightFormat::F16 => &[Self::F32Fma],
             WeightFormat::BF16 => &[Self::F32Fma, Self::Bf16Dot, Self::Bf16Matrix],

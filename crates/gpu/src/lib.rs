@@ -48,7 +48,7 @@ use driver::metal::{MetalDevice, MetalDriver};
 use driver::{Driver, DriverError};
 use kernel_source::ImageOf;
 use kernels::{mla_attention, route};
-use target::{Matrix, Target};
+use target::{Matrix, MemorySpeed, Target};
 use weights::{DeviceFormat, DeviceWeights};
 
 pub use cubin::{CubinKernel, cubin_kernels, ptx_kernels, ptx_of};
@@ -117,6 +117,18 @@ pub struct GpuOptions {
     pub tuned: Tuned,
     /// The host submits each launch of a step by itself, and records none. A benchmark compares the two.
     pub eager: bool,
+    /// Bytes per nanosecond that this device reads of its memory, where that was measured: cost models reckon with it, in
+    /// steps that noise does not cross, instead of with that of an H200.
+    pub read_bytes_per_ns: Option<u32>,
+}
+
+impl GpuOptions {
+    /// What cost models reckon with. Where a row must have the same bits beside others, they choose nothing that the
+    /// memory has a part in, and are told nothing of it.
+    fn memory(&self) -> MemorySpeed {
+        let measured = self.read_bytes_per_ns.filter(|_| !self.batch_invariant);
+        measured.map_or(MemorySpeed::FITTED, MemorySpeed::next_to)
+    }
 }
 
 /// What only Apple GPUs are told.
@@ -146,8 +158,9 @@ enum System {
 }
 
 impl System {
-    /// What it is to a person, and what is forced, tuned and eager, so that every report says so.
-    fn description(&self, GpuOptions { forced, tuned, eager, .. }: GpuOptions) -> String {
+    /// What it is to a person, and what is forced, measured, tuned and eager, so that every report says so.
+    fn description(&self, options: GpuOptions) -> String {
+        let GpuOptions { forced, tuned, eager, .. } = options;
         let mut device = match self {
             Self::Cuda(CudaDevice { name, capability: (major, minor), multiprocessors, .. }) => {
                 format!("{name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors")
@@ -163,6 +176,10 @@ impl System {
         };
         if forced != ForcedVariants::NONE {
             device.push_str(&format!(", forced: {forced}"));
+        }
+        if options.memory() != MemorySpeed::FITTED {
+            let bytes_per_ns = options.memory().bytes_per_ns();
+            device.push_str(&format!(", cost models for {bytes_per_ns} GB/s"));
         }
         if let Some(shapes) = tuned.num_choices() {
             device.push_str(&format!(", tuned for {shapes} shapes"));
@@ -398,7 +415,7 @@ impl GpuBackend {
     }
 
     fn target(&self) -> Target {
-        let GpuOptions { batch_invariant, forced, tuned, eager: _ } = self.options;
+        let GpuOptions { batch_invariant, forced, tuned, eager: _, read_bytes_per_ns: _ } = self.options;
         // What is measured are kernels that round; where a row must have the same bits beside others, there is no choice.
         let tuned = if batch_invariant { Tuned::NONE } else { tuned };
         let target = match self.system {
@@ -412,6 +429,7 @@ impl GpuBackend {
                 forced,
                 kernel: None,
                 tuned: Tuned::NONE,
+                memory: MemorySpeed::FITTED,
             },
             #[cfg(target_os = "macos")]
             System::Metal(ref device) => {
@@ -431,9 +449,10 @@ impl GpuBackend {
                 forced,
                 kernel: None,
                 tuned: Tuned::NONE,
+                memory: MemorySpeed::FITTED,
             },
         };
-        Target { tuned, ..target }
+        Target { tuned, memory: self.options.memory(), ..target }
     }
 
     /// An error of the driver, about `what` where it is one of memory.

@@ -35,6 +35,12 @@ const SHRINKS_MAX: u32 = 2;
 /// Beyond any device: a clock that stands still must not be waited for.
 const ROUNDS_MAX: i32 = 1 << 24;
 
+/// The kind of a bandwidth of reading.
+const READ: &str = "read";
+/// What costs are of that come between two kernels.
+const LAUNCH: &str = "launch in a graph";
+const EARLY_LAUNCH: &str = "launch in a graph, early start";
+
 /// What was measured of a device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Roofline {
@@ -79,6 +85,20 @@ pub struct Cost {
     pub seconds: f64,
 }
 
+impl Roofline {
+    /// Bytes per second that are read in the best way there is.
+    pub fn read_bandwidth(&self) -> Option<f64> {
+        let reads = self.bandwidths.iter().filter(|found| found.kind == READ);
+        reads.map(|read| read.bytes_per_s).reduce(f64::max)
+    }
+
+    /// Seconds from one kernel of a recorded step to the next, begun as early as the device can.
+    pub fn boundary(&self) -> Option<f64> {
+        let launches = self.costs.iter().filter(|cost| [LAUNCH, EARLY_LAUNCH].contains(&cost.what));
+        launches.map(|cost| cost.seconds).reduce(f64::min)
+    }
+}
+
 impl GpuBackend {
     /// All that is measured. Takes about half a second, and 1 GiB of the device's memory for that time.
     pub fn roofline(&self) -> Result<Roofline, BackendError> {
@@ -97,9 +117,19 @@ impl GpuBackend {
     /// The ceiling of products with weights in `format`: of f32 arithmetic for F32, of matrix instructions for all
     /// others. Those of f16 and bf16 are equally fast; codes become f16 on their way there.
     pub fn peak_of_format(&self, format: WeightFormat) -> Result<Peak, BackendError> {
-        let loops = self.loops();
-        let best = if format == WeightFormat::F32 { &loops[0] } else { &loops[loops.len() - 1] };
-        self.measure(|bench| bench.peak(best))
+        let best = self.loop_of(format);
+        self.measure(|bench| bench.peak(&best))
+    }
+
+    /// The name of the class of instructions whose peak is the ceiling of products with weights in `format`.
+    pub fn peak_class_of(&self, format: WeightFormat) -> &'static str {
+        self.loop_of(format).class
+    }
+
+    /// The loop whose peak is the ceiling of products with weights in `format`.
+    fn loop_of(&self, format: WeightFormat) -> Loop {
+        let mut loops = self.loops();
+        if format == WeightFormat::F32 { loops.swap_remove(0) } else { loops.remove(loops.len() - 1) }
     }
 
     fn measure<T>(&self, measure: impl FnOnce(&mut Bench<'_>) -> Result<T, DriverError>) -> Result<T, BackendError> {
@@ -214,10 +244,10 @@ impl<'a> Bench<'a> {
         self.with_buffer(|bench, buffer| {
             let found = bench.found;
             let loads = bench.loads("read_loads", buffer).with(Access::Write, found);
-            let mut reads = vec![bench.bandwidth("read", "16-byte loads", &loads, buffer.bytes)?];
+            let mut reads = vec![bench.bandwidth(READ, "16-byte loads", &loads, buffer.bytes)?];
             if bench.target.bulk_copies {
                 let copies = bench.copies(buffer);
-                reads.push(bench.bandwidth("read", "bulk copies", &copies, buffer.bytes)?);
+                reads.push(bench.bandwidth(READ, "bulk copies", &copies, buffer.bytes)?);
             }
             Ok(reads)
         })
@@ -330,9 +360,9 @@ impl<'a> Bench<'a> {
     }
 
     fn costs(&mut self) -> Result<Vec<Cost>, DriverError> {
-        let mut costs = vec![Cost { what: "launch in a graph", seconds: self.launch_cost(false)? }];
+        let mut costs = vec![Cost { what: LAUNCH, seconds: self.launch_cost(false)? }];
         if self.target.bulk_copies {
-            costs.push(Cost { what: "launch in a graph, early start", seconds: self.launch_cost(true)? });
+            costs.push(Cost { what: EARLY_LAUNCH, seconds: self.launch_cost(true)? });
         }
         if self.target.groups_meet {
             costs.push(Cost { what: "barrier of all groups", seconds: self.barrier_cost()? });
@@ -499,6 +529,9 @@ mod tests {
         assert_eq!(peaks.iter().map(|peak| peak.class).collect::<Vec<_>>(), ["f32_fma", "f16_matrix"]);
         assert!(peaks.iter().all(|peak| peak.ops_per_s > 0.0));
         assert_eq!(costs.len(), 2);
+        let roofline = Roofline { bandwidths, peaks, costs };
+        assert!(roofline.read_bandwidth() > Some(0.0) && roofline.boundary() >= Some(0.0));
+        assert_eq!(backend.peak_class_of(WeightFormat::Q8_0), "f16_matrix");
         assert!(backend.read_bandwidth().unwrap() > 0.0);
         assert_eq!(backend.peak_of_format(WeightFormat::Q8_0).unwrap().class, "f16_matrix");
         assert_eq!(backend.peak_of_format(WeightFormat::F32).unwrap().class, "f32_fma");

@@ -22,7 +22,7 @@ use crate::ops;
 use crate::params::{Address, Chosen};
 use crate::site::LoadedPlan;
 use crate::step_input::max_positions;
-use crate::target::{Matrix, Target};
+use crate::target::{Matrix, MemorySpeed, Target};
 use crate::tuned::Tuned;
 use crate::weights::{DeviceFormat, DeviceWeights};
 
@@ -40,6 +40,7 @@ fn targets() -> [(&'static str, Target); 8] {
         forced: ForcedVariants::NONE,
         kernel: None,
         tuned: Tuned::NONE,
+        memory: MemorySpeed::FITTED,
     };
     let blackwell = Target { multiprocessors: 170, matrix: Matrix::SimdGroup, group_bytes_max: 99 << 10, ..hopper };
     let ampere = Target { multiprocessors: 108, bulk_copies: false, group_bytes_max: 163 << 10, ..blackwell };

@@ -23,6 +23,41 @@ pub(crate) struct Target {
     pub(crate) kernel: Option<Kernel>,
     /// What was measured best on the device.
     pub(crate) tuned: Tuned,
+    /// What cost models take for the bandwidth of the memory.
+    pub(crate) memory: MemorySpeed,
+}
+
+/// The bandwidth of a device's memory, for cost models alone: in steps of a quarter of an octave, so that the noise of a
+/// measurement changes no choice, and with the bandwidth that the models were fitted with as one of the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemorySpeed {
+    bytes_per_ns: usize,
+}
+
+impl Default for MemorySpeed {
+    fn default() -> Self {
+        Self::FITTED
+    }
+}
+
+impl MemorySpeed {
+    /// That of the H200 on which the models were fitted.
+    pub(crate) const FITTED: Self = Self { bytes_per_ns: 4500 };
+
+    /// Steps of an octave.
+    const STEPS: f64 = 4.0;
+
+    /// The step that is next to what was measured.
+    pub(crate) fn next_to(bytes_per_ns: u32) -> Self {
+        let fitted = Self::FITTED.bytes_per_ns as f64;
+        let steps = (Self::STEPS * (f64::from(bytes_per_ns.max(1)) / fitted).log2()).round();
+        Self { bytes_per_ns: (fitted * (steps / Self::STEPS).exp2()).round().max(1.0) as usize }
+    }
+
+    /// Bytes that all multiprocessors together read in a nanosecond.
+    pub(crate) fn bytes_per_ns(self) -> usize {
+        self.bytes_per_ns
+    }
 }
 
 impl Target {
@@ -43,6 +78,7 @@ impl Target {
             forced,
             kernel: None,
             tuned: Tuned::NONE,
+            memory: MemorySpeed::FITTED,
         }
     }
 
@@ -95,5 +131,15 @@ pub(crate) mod tests {
         forced: ForcedVariants::NONE,
         kernel: None,
         tuned: Tuned::NONE,
+        memory: MemorySpeed::FITTED,
     };
+
+    #[test]
+    fn a_measured_bandwidth_counts_in_steps_that_noise_does_not_cross() {
+        let of = |measured| MemorySpeed::next_to(measured).bytes_per_ns();
+        // What H200 measure is what the models were fitted with.
+        assert_eq!([4_200, 4_500, 4_650, 4_800].map(of), [4_500; 4]);
+        assert_eq!([2_250, 2_400, 3_100, 3_350, 9_000].map(of), [2_250, 2_250, 3_182, 3_182, 9_000]);
+        assert_eq!([0, 1].map(of), [1; 2]);
+    }
 }

@@ -59,8 +59,13 @@ fn check_of(plan: &Arc<Plan>, dialect: SimDialect, block_len: usize, order: Thre
     }
 }
 
-const MATRIX: GpuOptions =
-    GpuOptions { batch_invariant: false, forced: ForcedVariants::NONE, tuned: Tuned::NONE, eager: false };
+const MATRIX: GpuOptions = GpuOptions {
+    batch_invariant: false,
+    forced: ForcedVariants::NONE,
+    tuned: Tuned::NONE,
+    eager: false,
+    read_bytes_per_ns: None,
+};
 const ALIKE: GpuOptions = GpuOptions { batch_invariant: true, ..MATRIX };
 
 #[test]

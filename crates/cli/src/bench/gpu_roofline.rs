@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use super::args::{MeasureArgs, OutputFormat};
 use super::report::{Device, Facts, SCHEMA, quoted};
 use crate::output::stdout;
-use crate::units;
+use crate::{ceiling, units};
 
 /// Measures `gpu`, prints the result and keeps it where `args` say.
 pub(super) fn measure(gpu: &GpuBackend, device: &Device, facts: &Facts, args: &MeasureArgs) -> Result<()> {
     let roofline = gpu.roofline()?;
+    ceiling::keep_roofline(gpu, &roofline);
     let result = json!({"schema": SCHEMA, "device": device, "run": facts, "rows": rows(&roofline)});
     stdout(&match args.output() {
         OutputFormat::Md => as_markdown(&roofline, device, facts),

@@ -19,6 +19,9 @@ pub(super) struct Ceiling {
     clock: Clock,
     last_read: Option<f64>,
     last_peak: Option<Peak>,
+    /// The best of all of them.
+    best_read: Option<f64>,
+    best_peak: Option<Peak>,
 }
 
 /// The ceilings of one test; `None` where nothing is to be compared with it.
@@ -33,12 +36,12 @@ impl Ceiling {
     /// Measures the device before the first of `tests`.
     pub(super) fn new(settings: &DeviceSettings, clock: Clock, tests: &[Test], format: WeightFormat) -> Result<Self> {
         let meter = Meter::new(settings)?;
-        let mut ceiling = Self { meter, clock, last_read: None, last_peak: None };
+        let mut ceiling = Self { meter, clock, last_read: None, last_peak: None, best_read: None, best_peak: None };
         if tests.iter().any(|test| test.generate > 0) {
             ceiling.last_read = ceiling.read()?;
         }
         if tests.iter().any(|test| test.generate == 0) {
-            ceiling.last_peak = ceiling.meter.peak_of_format(format)?;
+            ceiling.last_peak = ceiling.peak(format)?;
         }
         Ok(ceiling)
     }
@@ -50,18 +53,33 @@ impl Ceiling {
             let before = std::mem::replace(&mut self.last_read, now);
             return Ok(TestCeilings { read: before.into_iter().chain(now).reduce(f64::max), peak: None });
         }
-        let now = self.meter.peak_of_format(format)?;
+        let now = self.peak(format)?;
         let before = std::mem::replace(&mut self.last_peak, now);
         let best = before.into_iter().chain(now).max_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s));
         Ok(TestCeilings { read: None, peak: best })
     }
 
     /// In the time of the clock that steps are measured by.
-    fn read(&self) -> Result<Option<f64>> {
-        match (&self.meter, self.clock) {
-            (Meter::Cpu(_), Clock::Cpu) => Ok(Some(clock::read_bandwidth_of_this_thread())),
-            (meter, _) => meter.read_bandwidth(),
+    fn read(&mut self) -> Result<Option<f64>> {
+        let (meter, clock) = (&self.meter, self.clock);
+        if let (Meter::Cpu(_), Clock::Cpu) = (meter, clock) {
+            return Ok(Some(clock::read_bandwidth_of_this_thread()));
         }
+        let now = meter.read_bandwidth()?;
+        self.best_read = self.best_read.into_iter().chain(now).reduce(f64::max);
+        Ok(now)
+    }
+
+    fn peak(&mut self, format: WeightFormat) -> Result<Option<Peak>> {
+        let now = self.meter.peak_of_format(format)?;
+        self.best_peak = self.best_peak.into_iter().chain(now).max_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s));
+        Ok(now)
+    }
+
+    /// Keeps the best of what was measured for predictions. Once all runs are over, because cost models of a GPU reckon
+    /// with it, and runs that are compared must be computed alike.
+    pub(super) fn keep(&self) {
+        self.meter.refresh(self.best_read, self.best_peak.as_slice());
     }
 }
 

@@ -84,6 +84,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     let times = if has_price { 2 } else { 1 };
     let progress = progress(thread_counts.len() * tests.len() * args.repetitions * times, "making weights");
     let source = Source::new(&args.target)?;
+    let mut ceilings = vec![];
     for threads in thread_counts {
         progress.set_message(format!("loading {}", source.name()));
         // Refused, where it must be, before anything is measured.
@@ -108,7 +109,9 @@ fn measure(args: &MeasureArgs) -> Result<()> {
             }
             report.rows.push(row);
         }
+        ceilings.push(ceiling);
     }
+    ceilings.iter().for_each(Ceiling::keep);
     progress.finish_and_clear();
     match args.output() {
         // A line of nineteen cells is broken on most terminals; who asks for more gets them all.

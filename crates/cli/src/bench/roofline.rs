@@ -8,6 +8,7 @@ use super::args::{MeasureArgs, OutputFormat};
 use super::gpu_roofline;
 use super::progress::progress;
 use super::report::{Device, Facts, SCHEMA};
+use crate::ceiling::Meter;
 use crate::load::device::{self, CPU};
 use crate::output::stdout;
 use crate::units;
@@ -58,7 +59,11 @@ pub(super) fn roofline(args: &MeasureArgs) -> Result<()> {
                 roofline.memory.push(Point { kind, threads, buffer_bytes, bandwidth_gb_s: bandwidth / 1e9 });
             }
         }
-        roofline.peaks.extend(cpu::peaks(threads).into_iter().map(|peak| (threads, peak)));
+        let peaks = cpu::peaks(threads);
+        // The largest buffer is the one that no cache holds.
+        let read = roofline.memory.iter().rfind(|point| point.kind == "read").map(|point| point.bandwidth_gb_s * 1e9);
+        Meter::Cpu(cpu).refresh(read, &peaks.iter().map(|&peak| peak.into()).collect::<Vec<_>>());
+        roofline.peaks.extend(peaks.into_iter().map(|peak| (threads, peak)));
         progress.inc(1);
     }
     progress.finish_and_clear();

@@ -243,6 +243,7 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
     let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
     let progress = progress(cases.len() * args.repetitions, "making weights");
     let mut measured = Vec::with_capacity(cases.len());
+    let mut ceilings = vec![];
     for of_one_model in cases.chunk_by(|a, b| (a.shape, a.format) == (b.shape, b.format)) {
         let target = target(of_one_model[0]);
         progress.set_message(format!("making {} {}", of_one_model[0].shape, of_one_model[0].format));
@@ -262,8 +263,10 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
                 }
                 measured.push((case, row));
             }
+            ceilings.push(ceiling);
         }
     }
+    ceilings.iter().for_each(Ceiling::keep);
     progress.finish_and_clear();
     // As they are listed, though batches were measured last.
     measured.sort_by_key(|(case, _)| CASES.iter().position(|listed| std::ptr::eq(listed, *case)));

@@ -28,6 +28,10 @@ pub(crate) struct DoctorArgs {
     #[arg(long, value_name = "NAME")]
     pub(super) shape: Option<String>,
 
+    /// Measure the bandwidth again, and not only where nothing is known of this device
+    #[arg(long, conflicts_with_all = ["full", "metal", "part"])]
+    pub(super) measure: bool,
+
     #[command(flatten)]
     pub(super) model_args: ModelArgs,
 }

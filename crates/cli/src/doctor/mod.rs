@@ -6,7 +6,8 @@ mod full;
 use anyhow::{Result, bail};
 use backend::Backend;
 
-use crate::load::device::{self, DeviceSettings};
+use crate::ceiling::Meter;
+use crate::load::device::{self, CPU, DeviceSettings};
 use crate::model::settings::ModelSettings;
 use crate::output::stdout;
 use crate::{generate, hub, units};
@@ -37,8 +38,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<()> {
             let mut checks = vec![note("version", env!("CARGO_PKG_VERSION"))];
             checks.extend(device_checks(&settings.device)?);
             checks.extend(gpus());
-            let bandwidth = device::cpu_backend(&settings.device)?.read_bandwidth();
-            checks.push(note("bandwidth", &format!("{:.1} GB/s reading, measured just now", bandwidth / 1e9)));
+            checks.extend(bandwidths(&settings.device, args.measure)?);
             checks.push(cache());
             checks.push(golden_text(&settings));
             checks
@@ -61,6 +61,19 @@ fn device_checks(settings: &DeviceSettings) -> Result<Vec<Check>> {
     let backend = device::backend(settings)?;
     let device = backend.device();
     Ok(vec![note("device", &device.description), note("memory", &units::bytes(device.memory_bytes))])
+}
+
+/// What the processors read, and, if it is another one, the device.
+fn bandwidths(settings: &DeviceSettings, anew: bool) -> Result<Vec<Check>> {
+    let cpu = DeviceSettings { name: CPU.to_owned(), ..settings.clone() };
+    let others = device::is_gpu(&settings.name).then_some(settings);
+    let mut checks = vec![];
+    for settings in std::iter::once(&cpu).chain(others) {
+        if let Some(known) = Meter::new(settings)?.known(anew)? {
+            checks.push(note("bandwidth", &format!("{}: {}", device::resolve(&settings.name), known.read_line())));
+        }
+    }
+    Ok(checks)
 }
 
 fn copies(settings: &DeviceSettings) -> Result<Check> {

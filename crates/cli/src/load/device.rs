@@ -6,6 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use anyhow::{Result, bail};
 use backend::Backend;
 
+use super::device_facts;
 use super::tuned::{self, TunedFrom};
 use crate::files;
 use crate::output::note;
@@ -124,8 +125,11 @@ impl GpuSettings {
         let forced = self.force_variant.iter().copied().collect();
         let tuned = tuned::for_gpu(&gpu, &self.tuned);
         let tuned = tuned.map_err(|error| gpu::GpuError::Table { reason: format!("{error:#}") })?;
+        // Where no table counts, nothing counts that was measured on this machine.
+        let is_measured = self.tuned != TunedFrom::Nowhere;
+        let read_bytes_per_ns = is_measured.then(|| device_facts::read_bytes_per_ns(&gpu)).flatten();
         let GpuSettings { batch_invariant, eager, .. } = *self;
-        gpu.with_options(gpu::GpuOptions { batch_invariant, forced, tuned, eager })
+        gpu.with_options(gpu::GpuOptions { batch_invariant, forced, tuned, eager, read_bytes_per_ns })
     }
 }
 

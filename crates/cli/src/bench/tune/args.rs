@@ -40,7 +40,11 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) seed: u64,
 
-    /// Measure and print, and keep nothing
+    /// Measure what the device reads and computes at most again, and not only where nothing is known of it
+    #[arg(long)]
+    pub(super) measure: bool,
+
+    /// Measure and print, and keep no choices
     #[arg(long)]
     pub(super) dry_run: bool,
 

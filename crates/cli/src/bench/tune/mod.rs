@@ -14,6 +14,7 @@ pub(crate) use args::TuneArgs;
 use super::progress::progress;
 use super::run::{Loaded, Source};
 use super::shapes::Random;
+use crate::ceiling::Meter;
 use crate::load::device::{self, gpu_backend};
 use crate::load::facts::kv_format_of;
 use crate::load::tuned::{self, Row, Table, TunedFrom};
@@ -40,6 +41,9 @@ pub(crate) fn tune(args: &TuneArgs) -> Result<()> {
             args.target.device()
         );
     };
+    // Cost models reckon with it, and say what there is to be better than.
+    let known = Meter::Gpu(gpu).known(args.measure)?;
+    let gpu = gpu_backend(&settings.device)?.context("the device was there a moment ago")?;
     let mut table = Table::of(&gpu);
     let source = Source::new(&args.target)?;
     let (mut loaded, mut checks) = load(args, &source, &settings, live)?;
@@ -74,7 +78,8 @@ pub(crate) fn tune(args: &TuneArgs) -> Result<()> {
         lines.push(line(rows, &tuned));
     }
     bar.finish_and_clear();
-    stdout(&report(&of_model, &table, &lines, &found, begun))?;
+    let memory = known.map(|known| known.read_line());
+    stdout(&report(&of_model, &table, memory.as_deref(), &lines, &found, begun))?;
     keep(args, table)
 }
 
@@ -130,8 +135,17 @@ fn line(rows: usize, tuned: &Tuned) -> String {
     format!("| {rows} | {:.3} | {:.3} | {gain:.1} % | {} |", before * 1e3, after * 1e3, choices.len())
 }
 
-fn report(of_model: &str, table: &Table, lines: &[String], found: &Found, begun: Instant) -> String {
-    let mut out = format!("{of_model} on {}\n\n", table.device);
+fn report(
+    of_model: &str,
+    table: &Table,
+    memory: Option<&str>,
+    lines: &[String],
+    found: &Found,
+    begun: Instant,
+) -> String {
+    let mut out = format!("{of_model} on {}\n", table.device);
+    memory.iter().for_each(|line| out.push_str(&format!("memory: {line}\n")));
+    out.push('\n');
     out.push_str("| rows | ms a step | tuned | faster by | choices |\n| ---: | ---: | ---: | ---: | ---: |\n");
     lines.iter().for_each(|line| out.push_str(&format!("{line}\n")));
     if !table.rows.is_empty() {

@@ -3,7 +3,7 @@
 use crate::kernels::ProjectionsShape;
 use crate::kernels::sm90::activations;
 use crate::kernels::sm90::gemm::{GROUP_BYTES, GemmVariant, clusters_max};
-use crate::target::Target;
+use crate::target::{MemorySpeed, Target};
 use crate::weights::DeviceFormat;
 
 /// How a gemm is cut, as the kernel has it.
@@ -49,9 +49,13 @@ const TALL_SIDE: usize = 64;
 /// Stages that `gemm_tall` has at least: of one, two are on their way.
 const TALL_STAGES: usize = 3;
 
-/// Nanoseconds until `groups` have `bytes` each: all share 4,500 bytes a nanosecond, and each takes 44 at most.
-fn stream_time(bytes: usize, groups: usize) -> usize {
-    bytes * groups.max(4500 / 44) / 4500
+/// Bytes a nanosecond that a group takes at most, however few there are.
+const OF_A_GROUP: usize = 44;
+
+/// Nanoseconds until `groups` have `bytes` each: all share what the memory gives, and each takes [`OF_A_GROUP`] at most.
+fn stream_time(memory: MemorySpeed, bytes: usize, groups: usize) -> usize {
+    let of_all = memory.bytes_per_ns();
+    bytes * groups.max(of_all / OF_A_GROUP) / of_all
 }
 
 /// What `tiles` cost if `at_once` of them run at once: full rounds, and one of the tiles that are left. `round` is the
@@ -109,7 +113,7 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
             let stages = units.div_ceil(cluster) * (unit / (columns * features));
             let bytes = columns * (height * 128 + rows * features);
             let round = |tiles: usize| {
-                let stream = stream_time(bytes, tiles * cluster);
+                let stream = stream_time(target.memory, bytes, tiles * cluster);
                 // Of 32 rows, what a cluster exchanges takes as long as it is high, and no less below 64.
                 let exchange = if rows >= 32 { 900 + 14 * height.max(64) } else { 900 };
                 stages * stream.max(stage_times[columns - 1][place]) + if cluster > 1 { exchange } else { 500 }
@@ -156,13 +160,14 @@ fn tall(
     let in_stages = shape.k.div_ceil(TALL_UNIT) * (TALL_UNIT / features);
     let stage = 2 * STAGE + 2 * scales + ROWS_MAX * features * 2;
     let stages = ((GROUP_BYTES - HEADER) / stage).min(STAGES_MAX);
-    let multiprocessors = target.multiprocessors;
+    let (multiprocessors, memory) = (target.multiprocessors, target.memory);
     let of_height = move |height: usize| {
         let outputs = if shape.glu { height / 2 } else { height };
         let tiles: usize = shape.features.iter().map(|n| n.div_ceil(outputs)).sum();
         let bytes = height * 128 + ROWS_MAX * features;
         let round = |tiles: usize| {
-            in_stages * stream_time(bytes, tiles).max(tall_side_time(features) * height.div_ceil(TALL_SIDE)) + 1500
+            let stream = stream_time(memory, bytes, tiles);
+            in_stages * stream.max(tall_side_time(features) * height.div_ceil(TALL_SIDE)) + 1500
         };
         let cost = in_rounds(tiles, multiprocessors, round);
         let variant = GemmVariant {
@@ -218,5 +223,33 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The cuts of shapes that weights are read for again and again.
+    fn cuts(target: &Target) -> Vec<(usize, usize, &'static str)> {
+        let formats = [DeviceFormat::F16, DeviceFormat::Q8_0, DeviceFormat::Q4_0];
+        let shapes = [(896, 4864), (2048, 2048), (4096, 1024), (4096, 4096), (14_336, 4096), (4096, 14_336)];
+        let of = |format, rows, (k, n)| {
+            let found =
+                variant(target, ProjectionsShape { format, rows, k, glu: false, features: &[n] }).expect("a variant");
+            (found.cluster, found.narrow.expect("for few rows").height, found.kernel)
+        };
+        let rows =
+            |format| [2, 16, 32, 64].into_iter().flat_map(move |rows| shapes.map(|shape| of(format, rows, shape)));
+        formats.into_iter().flat_map(rows).collect()
+    }
+
+    #[test]
+    fn cuts_follow_what_the_memory_gives_and_not_the_noise_of_measuring_it() {
+        let of = |memory| cuts(&Target { memory, ..H200 });
+        let fitted = cuts(&H200);
+        assert_eq!(of(MemorySpeed::next_to(4_250)), fitted);
+        assert_eq!(of(MemorySpeed::next_to(4_800)), fitted);
+        let half = of(MemorySpeed::next_to(2_250));
+        let differ = half.iter().zip(&fitted).filter(|(half, fitted)| half != fitted).count();
+        assert!(differ > 0, "a card that reads half as much is cut alike: {fitted:?}");
+        assert_eq!(of(MemorySpeed::next_to(2_400)), half);
+        let time = |memory| stream_time(memory, 1 << 20, 132);
+        assert!(time(MemorySpeed::next_to(2_250)).abs_diff(2 * time(MemorySpeed::FITTED)) <= 1);
     }
 }
