@@ -11,6 +11,7 @@ pub mod conformance;
 mod logits;
 pub mod profile;
 pub mod reference;
+mod tuned;
 mod tuning;
 mod weight_check;
 
@@ -25,6 +26,7 @@ use crate::profile::{OpInfo, Recorder};
 
 pub use claims::{Claims, Feature};
 pub use logits::{Logits, PEAK_GROUP, num_peaks, peak};
+pub use tuned::Tuned;
 pub use tuning::{Tunable, Tuning};
 pub use weight_check::{ChangedWeight, ResidentWeight, WeightCheck, WeightFault};
 

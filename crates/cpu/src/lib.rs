@@ -37,8 +37,8 @@ use std::sync::Arc;
 
 use backend::profile::{OpInfo, Recorder};
 use backend::{
-    Backend, BackendError, BlockLayout, Claims, DeviceInfo, Executable, Logits, Observer, ResidentWeight, check_load,
-    num_peaks,
+    Backend, BackendError, BlockLayout, Claims, DeviceInfo, Executable, Logits, Observer, ResidentWeight, Tuned,
+    check_load, num_peaks,
 };
 use half::bf16;
 use plan::{KvLayout, Op, Plan, StepInput, StepShape};
@@ -75,11 +75,13 @@ pub struct CpuOptions {
     /// memory that is left does not hold the copy, and with `false`, they are used where they are: no copy, slower steps,
     /// the same bits.
     pub repack: bool,
+    /// What was measured best on these processors: other ways, the same bits.
+    pub tuned: Tuned,
 }
 
 impl Default for CpuOptions {
     fn default() -> Self {
-        Self { threads: None, isa: None, pin: true, repack: true }
+        Self { threads: None, isa: None, pin: true, repack: true, tuned: Tuned::NONE }
     }
 }
 
@@ -112,6 +114,7 @@ pub struct CpuBackend {
     threads: usize,
     pin: bool,
     repack: bool,
+    tuned: Tuned,
 }
 
 impl CpuBackend {
@@ -137,13 +140,16 @@ impl CpuBackend {
             1 => String::new(),
             nodes => format!(" on {nodes} nodes of memory"),
         };
+        let tuned = options.tuned.num_choices();
+        let tuned = tuned.map(|shapes| format!(", tuned for {shapes} shapes")).unwrap_or_default();
         let device = DeviceInfo {
             name: DEVICE.to_owned(),
-            description: format!("{}, {isa}, {threads} thread{plural}{nodes}", isa::processor_name()),
+            description: format!("{}, {isa}, {threads} thread{plural}{nodes}{tuned}", isa::processor_name()),
             memory_bytes: memory::total_bytes(),
             driver: None,
         };
-        Ok(Self { device, isa, threads, pin: options.pin, repack: options.repack })
+        let CpuOptions { pin, repack, tuned, .. } = options;
+        Ok(Self { device, isa, threads, pin, repack, tuned })
     }
 
     /// The instruction set in use.
@@ -155,6 +161,26 @@ impl CpuBackend {
     pub fn threads(&self) -> usize {
         self.threads
     }
+
+    /// Whether weights like these are brought into the layout that streams best: where nothing else was measured, always.
+    fn is_repacked(&self, weights: &[Tensor]) -> bool {
+        let label = |is_repacked: &bool| if *is_repacked { Self::IN_PANELS } else { Self::IN_ROWS }.to_owned();
+        self.tuned.pick(|| Self::layout_key(weights), vec![true, false], label, 0).unwrap_or(true)
+    }
+
+    /// What [`backend::Tuning`] calls the layout of weights in these formats.
+    pub fn layout_key(weights: &[Tensor]) -> String {
+        let matrices = weights.iter().filter(|weight| weight.shape().len() > 1);
+        let mut formats: Vec<_> = matrices.map(|weight| weight.format().name().to_ascii_lowercase()).collect();
+        formats.sort_unstable();
+        formats.dedup();
+        format!("layout {}", formats.join("+"))
+    }
+
+    /// The layout of weights that are brought into panels, and of those that stay as the file has them.
+    pub const IN_PANELS: &str = "panels";
+    /// See [`Self::IN_PANELS`].
+    pub const IN_ROWS: &str = "rows";
 }
 
 impl Backend for CpuBackend {
@@ -231,11 +257,14 @@ impl Backend for CpuBackend {
                 vectors[weight] = weights[weight].to_f32();
             }
         }
-        let repacking =
-            if self.repack { Repacking::new(self.isa, &plan, &weights) } else { Repacking::never(&weights) };
+        let repacking = match self.repack && self.is_repacked(&weights) {
+            true => Repacking::new(self.isa, &plan, &weights),
+            false => Repacking::never(&weights),
+        };
         let ropes = plan.ropes.iter().map(RopeTable::new).collect();
         Ok(Box::new(CpuExecutable {
             isa: self.isa,
+            tuned: self.tuned,
             hidden: plan::hidden_states(&plan).map(Arc::new),
             plan,
             kv,
@@ -270,6 +299,7 @@ fn out_of_memory(what: &'static str, needed_bytes: u64) -> BackendError {
 /// A plan with its weights, cache and threads.
 struct CpuExecutable {
     isa: Isa,
+    tuned: Tuned,
     plan: Arc<Plan>,
     /// The same without the head.
     hidden: Option<Arc<Plan>>,
@@ -343,6 +373,10 @@ impl Executable for CpuExecutable {
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
         observe::replay(self, input, observer)
+    }
+
+    fn forget_programs(&mut self) {
+        self.programs.clear();
     }
 
     fn settle(&mut self) -> Result<(), BackendError> {
@@ -425,6 +459,7 @@ impl CpuExecutable {
             threads: self.team.count(),
             turns: &|| self.team.turns(),
             isa: self.isa,
+            tuned: self.tuned,
         };
         let program = source.compile(end, shape);
         let sizes = self.memory.sizes.max(program.sizes);

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use backend::Tuned;
 use backend::profile::{Cost, CostModel};
 use plan::{KvLayout, MemoryPlan, Norm, Op, Plan, Rows, StepInput, StepShape, Value};
 use tensor::Tensor;
@@ -164,6 +165,8 @@ pub(crate) struct Source<'a> {
     /// What an instruction takes its items from.
     pub(crate) turns: &'a dyn Fn() -> Turns,
     pub(crate) isa: Isa,
+    /// What was measured best on these processors.
+    pub(crate) tuned: Tuned,
 }
 
 impl Source<'_> {

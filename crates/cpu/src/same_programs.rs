@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use backend::Tuned;
 use plan::{KvFormat, KvLayout, Plan, StepShape, fuse, hidden_states, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
 use testing::tiny::{MODEL_TYPES, tiny_model};
@@ -24,7 +25,8 @@ fn write_program(text: &mut String, program: &Program) {
     let Program { end, shape, instructions, result, result_width, peaks, sizes, .. } = program;
     writeln!(text, "{end:?} {shape:?} {result} {result_width} {peaks:?} {sizes:?}").expect("a text");
     for instruction in instructions {
-        let work = format!("{:?}", instruction.work);
+        let work =
+            format!("{:?}", instruction.work).replace(", streaming: Streaming { ahead: None, in_turns: None }", "");
         // As a struct says it.
         let work = ["Project", "RopeKvWrite", "Attend"].into_iter().fold(work, |work, name| {
             let inside = work.strip_prefix(&format!("{name}({name} ")).and_then(|rest| rest.strip_suffix(')'));
@@ -51,6 +53,7 @@ fn programs(plan: &Plan, weights: &[Tensor], end: End, threads: usize, isa: Isa)
         threads,
         turns: &|| team.turns(),
         isa,
+        tuned: Tuned::NONE,
     };
     let mut text = String::new();
     for tokens in [1, 2, 4, 8, 64, 512] {

@@ -6,7 +6,7 @@ use backend::conformance::{self, Part, Sample};
 use cpu::{CpuBackend, CpuOptions, Isa, IsaLevel};
 
 fn backend(isa: IsaLevel, threads: usize) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false, repack: true }).unwrap()
+    CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false, ..CpuOptions::default() }).unwrap()
 }
 
 fn conform(levels: &[IsaLevel], sample: Sample) {

@@ -17,7 +17,8 @@ use testing::tolerance::nmse;
 
 fn load(isa: IsaLevel, threads: usize, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) -> Box<dyn Executable> {
     let backend =
-        CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false, repack: true }).unwrap();
+        CpuBackend::new(CpuOptions { threads: Some(threads), isa: Some(isa), pin: false, ..CpuOptions::default() })
+            .unwrap();
     backend.load(plan.clone(), weights.to_vec(), kv).unwrap()
 }
 
@@ -218,6 +219,6 @@ fn weights_in_memory_stay_as_they_are() {
 
 #[test]
 fn blocks_that_are_copied_out_and_in_give_the_same_bits() {
-    let options = CpuOptions { threads: Some(1), isa: Some(IsaLevel::Scalar), pin: false, repack: true };
+    let options = CpuOptions { threads: Some(1), isa: Some(IsaLevel::Scalar), pin: false, ..CpuOptions::default() };
     backend::conformance::copied_blocks_give_the_same_bits(&CpuBackend::new(options).unwrap());
 }

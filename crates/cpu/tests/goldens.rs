@@ -13,7 +13,7 @@ fn executables(golden: &Golden) -> Vec<(Isa, Box<dyn Executable>)> {
     let (textbook, weights) = golden.model();
     let plan = Arc::new(fuse(restrict_outputs((*textbook).clone())));
     let load = |isa: Isa| {
-        let options = CpuOptions { threads: Some(2), isa: Some(isa.level()), pin: false, repack: true };
+        let options = CpuOptions { threads: Some(2), isa: Some(isa.level()), pin: false, ..CpuOptions::default() };
         let backend = CpuBackend::new(options).expect("an available level");
         (isa, backend.load(plan.clone(), weights.clone(), GOLDEN_KV).expect("a tiny model loads"))
     };
@@ -54,7 +54,7 @@ fn routers_choose_the_experts_that_those_of_transformers_do_at_every_level() {
         let tokens = &golden.expected.prompt_token_ids;
         let step = golden_step(tokens, 0, 0..tokens.len() as u32);
         for isa in Isa::available() {
-            let options = CpuOptions { threads: Some(2), isa: Some(isa.level()), pin: false, repack: true };
+            let options = CpuOptions { threads: Some(2), isa: Some(isa.level()), pin: false, ..CpuOptions::default() };
             let backend = CpuBackend::new(options).expect("an available level");
             let mut executable = backend.load(plan.clone(), weights.clone(), GOLDEN_KV).expect("a tiny model loads");
             let mut found: Vec<(Vec<f32>, Vec<f32>)> = vec![];

@@ -52,7 +52,8 @@ fn every_result_is_shown_and_is_the_ordinary_step_s() {
         for plan in [textbook.clone(), Arc::new(fuse(restrict_outputs((*textbook).clone())))] {
             let steps = steps(plan.vocab_size);
             let cpu =
-                CpuBackend::new(CpuOptions { threads: Some(threads), isa: None, pin: false, repack: true }).unwrap();
+                CpuBackend::new(CpuOptions { threads: Some(threads), isa: None, pin: false, ..CpuOptions::default() })
+                    .unwrap();
             let found = observe(&cpu, &plan, &weights, &steps);
             let expected = observe(&ReferenceBackend::new(), &plan, &weights, &steps);
             let mut ordinary = cpu.load(plan.clone(), weights.clone(), KV).unwrap();
@@ -81,7 +82,7 @@ fn every_result_is_shown_and_is_the_ordinary_step_s() {
 #[test]
 fn a_malformed_step_is_refused_and_shows_nothing() {
     let (plan, weights) = tiny_model("llama", 9, WeightFormat::F32);
-    let cpu = CpuBackend::new(CpuOptions { threads: Some(1), isa: None, pin: false, repack: true }).unwrap();
+    let cpu = CpuBackend::new(CpuOptions { threads: Some(1), isa: None, pin: false, ..CpuOptions::default() }).unwrap();
     let mut executable = cpu.load(plan, weights, KV).unwrap();
     let mut input = StepInput::default();
     input.push_sequence(&[u32::MAX], 0, &[0]);

@@ -24,7 +24,7 @@ fn head_plan(vocab_size: usize) -> Result<Plan, BuildError> {
 }
 
 fn load(level: IsaLevel, threads: usize, plan: &Arc<Plan>, weights: &[Tensor]) -> Box<dyn Executable> {
-    let options = CpuOptions { threads: Some(threads), isa: Some(level), pin: false, repack: true };
+    let options = CpuOptions { threads: Some(threads), isa: Some(level), pin: false, ..CpuOptions::default() };
     let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 8 };
     CpuBackend::new(options).unwrap().load(plan.clone(), weights.to_vec(), kv).unwrap()
 }

@@ -60,9 +60,13 @@ fn options_that_this_machine_cannot_serve_are_named() {
 
 #[test]
 fn the_device_says_what_it_is() {
-    let backend =
-        CpuBackend::new(CpuOptions { threads: Some(2), isa: Some(IsaLevel::Scalar), pin: false, repack: true })
-            .unwrap();
+    let backend = CpuBackend::new(CpuOptions {
+        threads: Some(2),
+        isa: Some(IsaLevel::Scalar),
+        pin: false,
+        ..CpuOptions::default()
+    })
+    .unwrap();
     let device = backend.device();
     assert_eq!(device.name, "cpu");
     assert!(device.description.ends_with(", scalar, 2 threads"), "{}", device.description);

@@ -15,7 +15,7 @@ fn ops_under_the_address_sanitizer() {
         return;
     }
     let levels = [IsaLevel::Avx2, Isa::best().level()].into_iter().filter(|&level| Isa::new(level).is_some());
-    let options = |isa| CpuOptions { threads: Some(2), isa: Some(isa), pin: false, repack: true };
+    let options = |isa| CpuOptions { threads: Some(2), isa: Some(isa), pin: false, ..CpuOptions::default() };
     let backends: Vec<_> = levels.map(|level| CpuBackend::new(options(level)).expect("an available level")).collect();
     let backends: Vec<_> = backends.iter().map(|backend| backend as &dyn Backend).collect();
     let cases = cases(&backends[0].claims(), false).into_iter().filter(|case| case.part == Part::Ops).step_by(SHARE);

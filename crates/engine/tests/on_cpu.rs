@@ -21,7 +21,8 @@ struct Model {
 }
 
 fn backend(threads: usize) -> CpuBackend {
-    CpuBackend::new(CpuOptions { threads: Some(threads), isa: None, pin: false, repack: true }).expect("a processor")
+    CpuBackend::new(CpuOptions { threads: Some(threads), isa: None, pin: false, ..CpuOptions::default() })
+        .expect("a processor")
 }
 
 impl Model {

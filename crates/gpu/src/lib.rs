@@ -30,7 +30,6 @@ mod self_test;
 mod site;
 mod step_input;
 mod target;
-mod tuned;
 mod vendor;
 mod weights;
 
@@ -51,11 +50,11 @@ use kernels::{mla_attention, route};
 use target::{Matrix, MemorySpeed, Target};
 use weights::{DeviceFormat, DeviceWeights};
 
+pub use backend::Tuned;
 pub use cubin::{CubinKernel, cubin_kernels, ptx_kernels, ptx_of};
 pub use forced::{ForcedVariant, ForcedVariantError, ForcedVariants};
 pub use kernel_source::KernelSource;
 pub use roofline::{Bandwidth, Cost, Peak, Roofline};
-pub use tuned::Tuned;
 pub use vendor::{Numbers, Product, Vendor, VendorError, VendorTimes};
 
 #[cfg(feature = "sim")]

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use backend::Tuned;
 use plan::{AnyShape, KvFormat, KvLayout, Plan, StepShape, fuse, hidden_states, restrict_outputs, share_slots};
 use serde_json::{Value, json};
 
@@ -23,7 +24,6 @@ use crate::params::{Address, Chosen};
 use crate::site::LoadedPlan;
 use crate::step_input::max_positions;
 use crate::target::{Matrix, MemorySpeed, Target};
-use crate::tuned::Tuned;
 use crate::weights::{DeviceFormat, DeviceWeights};
 
 const EXPECTED: &str = include_str!("../tests/launches.txt");

@@ -1,7 +1,8 @@
 //! What choices of kernels depend on: the device's facts, and the options of a run.
 
+use backend::Tuned;
+
 use crate::forced::{self, ForcedVariants, Kernel};
-use crate::tuned::Tuned;
 
 /// What of a device and of its options variants depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

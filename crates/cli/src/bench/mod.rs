@@ -73,10 +73,12 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     let tests = args.tests()?;
     args.clock.check(&args.threads)?;
     // Asks for the device before anything large is made.
-    let device = device::backend(&args.target.device_settings(None))?.device().clone();
+    let thread_counts = args.thread_counts();
+    // Of the number of threads, where there is one: a table of tuned choices is of that.
+    let threads = if let [threads] = thread_counts[..] { threads } else { None };
+    let device = device::backend(&args.target.device_settings(threads))?.device().clone();
     let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
     let mut report = Report::new(&device, facts);
-    let thread_counts = args.thread_counts();
     // What batch invariance costs is measured beside it; the CPU has it for nothing. So is what a fusion or a recording
     // gives.
     let is_gpu = || anyhow::Ok(device::gpu_backend(&args.target.device_settings(None))?.is_some());

@@ -17,6 +17,7 @@ use crate::builtin;
 use crate::load::facts::{KV_BLOCK_LEN, kv_format_of, main_format};
 use crate::load::fits::check_fits;
 use crate::load::plan::optimised;
+use crate::load::tuned::TunedFrom;
 use crate::load::{device, find};
 use crate::model::load_weights;
 use crate::model::settings::ModelSettings;
@@ -65,7 +66,10 @@ impl<'a> Source<'a> {
         let Some(name) = &args.shape else { return Ok(Self::Checkpoint(args.model.as_deref())) };
         let formats = MatrixFormats::named(args.format.as_deref().unwrap_or("q8_0"))?;
         let textbook = Box::new(shapes::plan_of(name)?);
-        let memory_bytes = device::backend(&args.device_settings(None))?.device().memory_bytes;
+        // Of any number of threads, and a table is of one.
+        let mut settings = args.device_settings(None);
+        settings.gpu.tuned = TunedFrom::Nowhere;
+        let memory_bytes = device::backend(&settings)?.device().memory_bytes;
         let weights = shapes::random_weights(&textbook, formats, memory_bytes)?;
         Ok(Self::Random { name, formats, textbook, weights })
     }

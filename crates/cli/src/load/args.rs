@@ -60,8 +60,8 @@ pub(crate) struct GpuArgs {
     #[arg(long, value_name = "OP=KERNEL", value_delimiter = ',')]
     pub(crate) force_variant: Vec<gpu::ForcedVariant>,
 
-    /// GPU: the table of `hotmetal tune` by which kernels are launched: auto (the program's own, and the one measured on
-    /// this machine), off (cost models choose), or a file
+    /// The table of `hotmetal tune` by which kernels are launched: auto (the program's own, and the one measured on this
+    /// machine), off (cost models choose, by nothing that was measured here), or a file
     #[arg(long, value_name = "TABLE", default_value = "auto", value_parser = TunedFrom::parse)]
     pub(crate) tuned: TunedFrom,
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use anyhow::{Result, bail};
-use backend::Backend;
+use backend::{Backend, Tuned};
 
 use super::device_facts;
 use super::tuned::{self, TunedFrom};
@@ -266,12 +266,20 @@ pub(crate) fn gpu_backend(settings: &DeviceSettings) -> Result<Option<gpu::GpuBa
 
 /// The processors, whatever device `settings` name.
 pub(crate) fn cpu_backend(settings: &DeviceSettings) -> Result<cpu::CpuBackend> {
-    Ok(cpu::CpuBackend::new(cpu::CpuOptions {
+    let options = cpu::CpuOptions {
         threads: settings.threads,
         isa: settings.isa,
         pin: true,
         repack: settings.repack,
-    })?)
+        tuned: Tuned::NONE,
+    };
+    let cpu = cpu::CpuBackend::new(options)?;
+    // A file is of the device that was named.
+    let tuned = match &settings.gpu.tuned {
+        TunedFrom::File(_) if ![AUTO, CPU].contains(&settings.name.as_str()) => Tuned::NONE,
+        from => tuned::for_cpu(&cpu, from)?,
+    };
+    if tuned == Tuned::NONE { Ok(cpu) } else { Ok(cpu::CpuBackend::new(cpu::CpuOptions { tuned, ..options })?) }
 }
 
 #[cfg(test)]

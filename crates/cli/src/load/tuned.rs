@@ -1,4 +1,4 @@
-//! Tables of what was measured best on a GPU: those that come with the program, and those that `hotmetal tune` leaves.
+//! Tables of what was measured best on a device: those that come with the program, and those that `hotmetal tune` leaves.
 //!
 //! A table only says which of the ways that a backend offers is taken, so an old one can be slow and cannot be wrong.
 //! One that this machine measured is of one driver and one text of the kernels; where either has changed it is passed
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
-use backend::{Backend, Tuning};
+use backend::{Backend, Tuned, Tuning};
 use serde::{Deserialize, Serialize};
 
 use crate::files;
@@ -19,10 +19,13 @@ use crate::files;
 const SHIPPED: [&str; 2] =
     [include_str!("tuned_tables/nvidia-h100.json"), include_str!("tuned_tables/nvidia-h200.json")];
 
+/// What the kernels of processors are called, before their version.
+const CPU_KERNELS: &str = "cpu ";
+
 /// The only version of the form that there is.
 const SCHEMA: u32 = 1;
 
-/// Where the choices of a GPU's kernels come from.
+/// Where the choices of a device's kernels come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum TunedFrom {
     /// The program's own table of the device, and then the one that was measured on this machine.
@@ -33,7 +36,7 @@ pub(crate) enum TunedFrom {
     /// This file.
     File(PathBuf),
     /// What a tuner tries.
-    Tried(gpu::Tuned),
+    Tried(Tuned),
 }
 
 impl TunedFrom {
@@ -56,7 +59,7 @@ pub(crate) struct Table {
     pub(crate) device: String,
     /// The versions of what stands between the program and the device.
     pub(crate) driver: Option<String>,
-    /// The hash of the kernels' text.
+    /// The hash of the kernels' text; of processors the version of the program that has them.
     pub(crate) kernels: String,
     pub(crate) rows: Vec<Row>,
 }
@@ -87,6 +90,23 @@ impl Table {
             kernels: kernels(),
             rows: vec![],
         }
+    }
+
+    /// An empty table of the processors that `cpu` computes with, where nothing is tuned.
+    pub(crate) fn of_cpu(cpu: &cpu::CpuBackend) -> Self {
+        let (device, kernels) =
+            (cpu.device().description.clone(), format!("{CPU_KERNELS}{}", env!("CARGO_PKG_VERSION")));
+        Self { schema: SCHEMA, device, driver: None, kernels, rows: vec![] }
+    }
+
+    /// The file of the table that is measured on this machine for this device.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        let name = match self.kernels.starts_with(CPU_KERNELS) {
+            // Of each instruction set and number of threads.
+            true => records::machine_name("cpu", &self.device.replace(',', " "), None),
+            false => records::machine_name("gpu", &self.device, None),
+        };
+        Some(files::cache_folder()?.join("tuned").join(format!("{name}.json")))
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -157,30 +177,34 @@ fn kernels() -> String {
     format!("{:016x}", gpu::kernel_source::source_hash())
 }
 
-/// The file of the table that is measured on this machine for the device called so.
-pub(crate) fn file_of(device: &str) -> Option<PathBuf> {
-    let name = records::machine_name("gpu", device, None);
-    Some(files::cache_folder()?.join("tuned").join(format!("{name}.json")))
+/// The choices for `gpu`; none where there is no table.
+pub(crate) fn for_gpu(gpu: &gpu::GpuBackend, from: &TunedFrom) -> Result<Tuned> {
+    choices_of(|| Table::of(gpu), from)
 }
 
-/// The choices for `gpu`; none where there is no table.
-pub(crate) fn for_gpu(gpu: &gpu::GpuBackend, from: &TunedFrom) -> Result<gpu::Tuned> {
+/// The choices for processors; none where there is no table.
+pub(crate) fn for_cpu(cpu: &cpu::CpuBackend, from: &TunedFrom) -> Result<Tuned> {
+    choices_of(|| Table::of_cpu(cpu), from)
+}
+
+/// The choices for the device that an empty table is of.
+fn choices_of(empty: impl FnOnce() -> Table, from: &TunedFrom) -> Result<Tuned> {
     /// A table is kept for as long as the program runs, and read once.
-    static READ: Mutex<Vec<(String, TunedFrom, gpu::Tuned)>> = Mutex::new(Vec::new());
+    static READ: Mutex<Vec<(String, TunedFrom, Tuned)>> = Mutex::new(Vec::new());
     match from {
-        TunedFrom::Nowhere => return Ok(gpu::Tuned::NONE),
+        TunedFrom::Nowhere => return Ok(Tuned::NONE),
         TunedFrom::Tried(tuned) => return Ok(*tuned),
         TunedFrom::Usual | TunedFrom::File(_) => {}
     }
-    let now = Table::of(gpu);
+    let now = empty();
     let mut read = READ.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((.., tuned)) = read.iter().find(|(device, read, _)| *device == now.device && read == from) {
         return Ok(*tuned);
     }
     let choices = choices_for(&now, from)?;
     let tuned = match choices.is_empty() {
-        true => gpu::Tuned::NONE,
-        false => gpu::Tuned::by(Box::leak(Box::new(Tuning::new(choices)))),
+        true => Tuned::NONE,
+        false => Tuned::by(Box::leak(Box::new(Tuning::new(choices)))),
     };
     read.push((now.device, from.clone(), tuned));
     Ok(tuned)
@@ -196,7 +220,7 @@ fn choices_for(now: &Table, from: &TunedFrom) -> Result<BTreeMap<String, String>
     }
     let shipped = SHIPPED.iter().filter_map(|text| Table::parse(text).ok()).filter(|table| table.device == now.device);
     let mut choices: BTreeMap<_, _> = shipped.flat_map(|table| table.choices().collect::<Vec<_>>()).collect();
-    let Some(path) = file_of(&now.device).filter(|path| path.exists()) else { return Ok(choices) };
+    let Some(path) = now.file().filter(|path| path.exists()) else { return Ok(choices) };
     match Table::read(&path) {
         Ok(table) => match table.why_stale(now) {
             None => choices.extend(table.choices()),
@@ -273,6 +297,21 @@ mod tests {
         later.write(&path).unwrap();
         let error = format!("{:#}", Table::read(&path).unwrap_err());
         assert!(error.contains("version 2, and this program knows 1"), "{error}");
+    }
+
+    #[test]
+    fn processors_have_a_table_for_each_number_of_threads() {
+        let of = |threads| {
+            let options = cpu::CpuOptions { threads: Some(threads), pin: false, ..cpu::CpuOptions::default() };
+            Table::of_cpu(&cpu::CpuBackend::new(options).unwrap())
+        };
+        let (one, two) = (of(1), of(2));
+        assert_ne!(one.file(), two.file());
+        assert!(!one.is_of_the_same(&two) && one.is_of_the_same(&of(1)));
+        let name = two.file().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+        assert!(name.ends_with("-2-threads.json"), "{name}");
+        let older = Table { kernels: "cpu 0.0.1".to_owned(), ..two.clone() };
+        assert!(older.why_stale(&two).unwrap().contains("the kernels cpu 0.0.1"));
     }
 
     #[test]

@@ -72,6 +72,43 @@ const PREFETCH_BYTES: usize = 8 << 10;
 /// leave it time to. Measured on Zen 4: one row of Q8_0 33 GB/s without and 30 with; on Zen 5 41 and 40.
 const PREFETCH_MIN_ROWS: usize = 4;
 
+/// How panels pass through a step, where another way than the usual one was measured better. The products are added in one
+/// order, so that every way has the same bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Streaming {
+    /// How far ahead of use a panel is asked for, in bytes: 0 leaves the processor to itself. `None`: as [`PREFETCH_BYTES`]
+    /// and [`PREFETCH_MIN_ROWS`] say.
+    pub(crate) ahead: Option<usize>,
+    /// Whether more than [`FEW_ROWS`] rows pass over a panel so many at a time, and not in tiles. `None`: up to
+    /// [`MOST_STREAMED_ROWS`] of them.
+    pub(crate) in_turns: Option<bool>,
+}
+
+impl Streaming {
+    /// Distances that are worth a try.
+    const AHEAD: [usize; 4] = [0, 2 << 10, 4 << 10, 16 << 10];
+    /// Rows beyond which tiles are faster on any processor.
+    const IN_TURNS_MAX: usize = 64;
+
+    /// Every other way for `rows` rows, one thing changed in each; `in_place`: the format is multiplied where it lies.
+    pub(crate) fn others(rows: usize, in_place: bool) -> Vec<Self> {
+        let mut others = vec![];
+        if rows <= FEW_ROWS || (in_place && rows <= MOST_STREAMED_ROWS) {
+            others.extend(Self::AHEAD.map(|bytes| Self { ahead: Some(bytes), in_turns: None }));
+        }
+        if in_place && rows > FEW_ROWS && rows <= Self::IN_TURNS_MAX {
+            others.push(Self { ahead: None, in_turns: Some(rows > MOST_STREAMED_ROWS) });
+        }
+        others
+    }
+
+    /// Whether so many rows pass over a panel [`FEW_ROWS`] at a time, where they are more than that.
+    #[inline(always)]
+    fn is_in_turns(self, rows: usize) -> bool {
+        self.in_turns.unwrap_or(rows <= MOST_STREAMED_ROWS)
+    }
+}
+
 /// Where a weight's codes are.
 pub(crate) enum Weights<'a, F: PanelFormat> {
     /// As the file has them, (n, blocks).
@@ -96,6 +133,7 @@ pub(crate) struct LinearBlocks<'a, F: PanelFormat> {
     /// Which rows of W; begins at a multiple of sixteen.
     pub(crate) columns: Range<usize>,
     pub(crate) output: Output<'a>,
+    pub(crate) streaming: Streaming,
     /// Room for [`sums_len`]: a piece of weights, and sums between pieces of k.
     pub(crate) sums: &'a mut [f32],
 }
@@ -112,13 +150,13 @@ impl<F: PanelFormat> Kernel for LinearBlocks<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { weights, x, rows, blocks, columns, output, sums } = self;
+        let Self { weights, x, rows, blocks, columns, output, streaming, sums } = self;
         debug_assert!(columns.start.is_multiple_of(PANEL_ROWS));
         let Range { start, end } = columns;
-        let mut tiles = Tiles::<S, F> { s, x, rows, blocks, end, output, sums, format: PhantomData };
+        let mut tiles = Tiles::<S, F> { s, x, rows, blocks, end, output, streaming, sums, format: PhantomData };
         match weights {
             Weights::Packed(packed)
-                if F::HAS_TILES_IN_PLACE && S::WIDE && rows > FEW_ROWS && rows <= MOST_STREAMED_ROWS =>
+                if F::HAS_TILES_IN_PLACE && S::WIDE && rows > FEW_ROWS && streaming.is_in_turns(rows) =>
             {
                 for column in (start..end).step_by(PANEL_ROWS) {
                     tiles.streamed(packed.panel(column / PANEL_ROWS, blocks), column);
@@ -186,6 +224,7 @@ struct Tiles<'a, S, F> {
     /// Past the last column.
     end: usize,
     output: Output<'a>,
+    streaming: Streaming,
     sums: &'a mut [f32],
     format: PhantomData<F>,
 }
@@ -246,10 +285,14 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
         }
         let mut sums = [[s.splat(0.0)]; MR];
         let is_unpacked = !F::HAS_TILES_IN_PLACE;
-        let prefetches = is_unpacked || MR >= PREFETCH_MIN_ROWS || !reads_one_stream_best();
+        let ahead_bytes = match self.streaming.ahead {
+            Some(bytes) => bytes,
+            None if is_unpacked || MR >= PREFETCH_MIN_ROWS || !reads_one_stream_best() => PREFETCH_BYTES,
+            None => 0,
+        };
         for (block, of_panel) in blocks.iter().enumerate() {
             // Past the end of this panel comes the next.
-            let ahead = if prefetches { Ahead::of(of_panel, PREFETCH_BYTES) } else { Ahead::NOTHING };
+            let ahead = if ahead_bytes > 0 { Ahead::of(of_panel, ahead_bytes) } else { Ahead::NOTHING };
             let mut x_blocks: [&[QuantizedBlock]; MR] = [&[]; MR];
             for m in 0..MR {
                 x_blocks[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
@@ -563,6 +606,17 @@ mod tests {
         rows: usize,
         version: Version,
     ) -> Vec<f32> {
+        linear_by::<F>(isa, tensor, x, rows, version, Streaming::default())
+    }
+
+    fn linear_by<F: PanelFormat>(
+        isa: Isa,
+        tensor: &Tensor,
+        x: &[QuantizedBlock],
+        rows: usize,
+        version: Version,
+        streaming: Streaming,
+    ) -> Vec<f32> {
         let (n, x_blocks) = (tensor.num_rows(), tensor.row_len() / BLOCK_LEN);
         let blocks = x_blocks / F::X_BLOCKS;
         let mut y = vec![f32::INFINITY; rows * n];
@@ -578,7 +632,7 @@ mod tests {
         let panel = if version == Version::OnTheWay { &mut room[..] } else { &mut [] };
         let file: Weights<'_, F> = Weights::File { blocks: tensor.as_slice(), panel };
         let weights = if version == Version::Packed { Weights::Packed(&packed) } else { file };
-        isa.run(LinearBlocks { weights, x, rows, blocks, columns: 0..n, output, sums: &mut sums });
+        isa.run(LinearBlocks { weights, x, rows, blocks, columns: 0..n, output, streaming, sums: &mut sums });
         y
     }
 
@@ -646,6 +700,10 @@ mod tests {
                     assert_eq!(y, expected, "{format} {isa}, {version:?}, ({rows}, {n}, {blocks})");
                     let alone = linear::<F>(isa, &tensor, &x[..blocks], 1, version);
                     assert_eq!(expected[..n], alone, "{format} {isa}, {version:?}");
+                }
+                for way in Streaming::others(rows, F::HAS_TILES_IN_PLACE) {
+                    let y = linear_by::<F>(isa, &tensor, &x, rows, Version::Packed, way);
+                    assert_eq!(y, expected, "{format} {isa}, {way:?}, ({rows}, {n}, {blocks})");
                 }
             }
             // A minimum is subtracted apart: each of the two terms may be as large as four times a weight's range.

@@ -12,6 +12,7 @@ use super::run::{Room, multiply, project_columns};
 use super::{Forms, LinearRef, ProjectVariant, Projection, REDUNDANT_ROWS, choose_project, operand_words};
 use crate::kernels::elementwise::WeightedSum;
 use crate::kernels::linear::Output;
+use crate::kernels::linear_blocks::Streaming;
 use crate::kernels::linear_tiles;
 use crate::kernels::quantize::BLOCK_LEN;
 use crate::pool::{Turns, Worker};
@@ -207,7 +208,7 @@ impl Work for ExpertProject {
         let Scratch { rows, quantized, rounded, up, panel, widened, sums, slots, .. } = scratch;
         let groups = Groups::new(step, self, slots);
         let x = self.prepare(step, &groups, worker, RowBuffers { rows, quantized, rounded });
-        let room = Room { panel, packs: self.variant.panel, widened, sums };
+        let room = Room { panel, packs: self.variant.panel, widened, sums, streaming: Streaming::default() };
         match self.result {
             ExpertResult::Slots(out) => self.to_slots(step, &groups, &x, out.start, turns, worker, up, room),
             ExpertResult::Sum { weights, residual, out } if sums_in_turns(step.num_rows(self.ids.rows())) => {

@@ -9,10 +9,11 @@ use backend::num_peaks;
 use plan::{Activation, Linear, Norm, Value};
 use tensor::{Tensor, WeightFormat};
 
-use crate::kernels::linear_blocks::{self, PANEL_MIN_ROWS};
+use crate::kernels::linear_blocks::{self, PANEL_MIN_ROWS, Streaming};
 use crate::kernels::quantize::BLOCK_LEN;
 use crate::kernels::{linear, linear_tiles};
 use crate::packed;
+use crate::panels::{PanelFormat, with_panel_format};
 use crate::pool::{Turns, Worker};
 use crate::profile::Facts;
 use crate::program::{Compiler, End, NormRef, Place, Sizes, Source, Work};
@@ -22,6 +23,12 @@ use backend::PEAK_GROUP;
 
 /// Rows up to which every worker normalises and quantises all of them for itself: cheaper than a barrier. Guessed.
 const REDUNDANT_ROWS: usize = 4;
+
+/// Rows up to which a tuner tries both who prepares them.
+const REDUNDANT_ROWS_TRIED: usize = 16;
+
+/// Results of a chunk of columns at most that a tuner tries: workers have room for those of gated units.
+const CHUNK_NUMBERS_MAX: usize = 1 << 20;
 
 /// (Rows chosen, then) normalised, then projected by one or more weights.
 #[derive(Clone, Debug)]
@@ -36,6 +43,8 @@ pub(crate) struct Project {
     /// Whether some weight multiplies rows rounded to bfloat16.
     pub(crate) rounded: bool,
     pub(crate) variant: ProjectVariant,
+    /// How weights in blocks pass.
+    pub(crate) streaming: Streaming,
     /// Where shared normalised rows are.
     pub(crate) rows_start: usize,
 }
@@ -221,6 +230,52 @@ fn choose_project(rows: usize, columns: usize, row_bytes: usize, threads: usize,
     ProjectVariant { redundant: rows <= REDUNDANT_ROWS && threads > 1, panel: rows >= PANEL_MIN_ROWS, chunk_columns }
 }
 
+/// One way to compute a projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    variant: ProjectVariant,
+    streaming: Streaming,
+}
+
+impl Way {
+    /// The usual way, and others with one thing changed in each: what a worker takes at a time, who prepares rows, how far
+    /// ahead weights are asked for, how they pass. All of them have the same bits.
+    fn all(usual: ProjectVariant, rows: usize, threads: usize, blocks: Option<WeightFormat>) -> Vec<Self> {
+        let with = |variant| Self { variant, streaming: Streaming::default() };
+        let mut ways = vec![with(usual)];
+        let columns = usual.chunk_columns;
+        for chunk_columns in [columns / 4, columns / 2, columns * 2] {
+            let chunk_columns = chunk_columns.max(LANES) / LANES * LANES;
+            if rows.saturating_mul(chunk_columns) <= CHUNK_NUMBERS_MAX {
+                ways.push(with(ProjectVariant { chunk_columns, ..usual }));
+            }
+        }
+        if threads > 1 && rows <= REDUNDANT_ROWS_TRIED {
+            ways.push(with(ProjectVariant { redundant: !usual.redundant, ..usual }));
+        }
+        if let Some(format) = blocks {
+            let in_place = with_panel_format!(format, F => F::HAS_TILES_IN_PLACE, else false);
+            let others = Streaming::others(rows, in_place);
+            ways.extend(others.into_iter().map(|streaming| Self { variant: usual, streaming }));
+        }
+        let mut kept: Vec<Self> = vec![];
+        ways.into_iter().for_each(|way| {
+            if !kept.contains(&way) {
+                kept.push(way);
+            }
+        });
+        kept
+    }
+
+    fn label(&self) -> String {
+        let Self { variant: ProjectVariant { redundant, chunk_columns, .. }, streaming } = self;
+        let by = if *redundant { "each" } else { "all" };
+        let ahead = streaming.ahead.map(|bytes| format!(" ahead={bytes}")).unwrap_or_default();
+        let rows = streaming.in_turns.map(|turns| if turns { " rows=turns" } else { " rows=tiles" });
+        format!("columns={chunk_columns} prepared_by={by}{ahead}{}", rows.unwrap_or_default())
+    }
+}
+
 /// As many columns as `columns` in whole groups of peaks; `None` where these would change too much.
 fn in_peak_groups(columns: usize) -> Option<usize> {
     // Weights of a few columns more still stay in the cache.
@@ -253,7 +308,22 @@ pub(crate) fn compile(
     let rows = if select { compiler.shape.outputs } else { compiler.rows(x.rows) };
     let columns = projections.iter().map(|projection| projection.out.width).sum();
     let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes()).max().unwrap_or(0);
-    let mut variant = choose_project(rows, columns, row_bytes, source.threads, forms.multiplied());
+    let usual = choose_project(rows, columns, row_bytes, source.threads, forms.multiplied());
+    let blocks = tensors.iter().map(|tensor| tensor.format()).find(|format| format.is_quantized());
+    let key = || {
+        let formats: Vec<_> = tensors.iter().map(|tensor| tensor.format().name().to_ascii_lowercase()).collect();
+        let widths: Vec<_> = projections.iter().map(|projection| projection.out.width.to_string()).collect();
+        let glu = if projections.iter().any(|projection| projection.up.is_some()) { " glu" } else { "" };
+        let mut formats = formats;
+        formats.dedup();
+        format!("project {} rows={rows} k={k} n={}{glu}", formats.join("+"), widths.join("+"))
+    };
+    let ways = match source.tuned.is_none() {
+        true => vec![Way { variant: usual, streaming: Streaming::default() }],
+        false => Way::all(usual, rows, source.threads, blocks),
+    };
+    let way = source.tuned.pick(key, ways, Way::label, 0);
+    let Way { mut variant, streaming } = way.unwrap_or(Way { variant: usual, streaming: Streaming::default() });
     for projection in projections.iter_mut().filter(|projection| projection.makes_logits) {
         let Some(columns) = in_peak_groups(variant.chunk_columns) else { break };
         variant.chunk_columns = columns;
@@ -271,7 +341,7 @@ pub(crate) fn compile(
     let norm = norm.map(NormRef::from);
     let Forms { quantized, rounded, .. } = forms;
     let rows_start = compiler.rows_start;
-    Box::new(Project { x, select, norm, projections, quantized, rounded, variant, rows_start })
+    Box::new(Project { x, select, norm, projections, quantized, rounded, variant, streaming, rows_start })
 }
 
 impl Work for Project {
@@ -287,7 +357,11 @@ impl Work for Project {
             true => " made once",
         };
         let (isa, layout, columns) = (facts.isa, self.layout(facts), self.variant.chunk_columns);
-        format!("{isa}{layout}, rows in {operand}{prepared}, {columns} columns a turn")
+        let Streaming { ahead, in_turns } = self.streaming;
+        let ahead = ahead.map(|bytes| format!(", {bytes} bytes ahead")).unwrap_or_default();
+        let passed =
+            in_turns.map(|turns| if turns { ", rows in turns" } else { ", rows in tiles" }).unwrap_or_default();
+        format!("{isa}{layout}, rows in {operand}{prepared}, {columns} columns a turn{ahead}{passed}")
     }
 }
 

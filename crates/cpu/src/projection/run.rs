@@ -8,7 +8,7 @@ use tensor::{Tensor, WeightFormat};
 
 use crate::kernels::elementwise::{ActivateMul, GroupPeaks};
 use crate::kernels::linear::{self, LinearFloat, Output, Widen, WidenAll};
-use crate::kernels::linear_blocks::{self, LinearBlocks};
+use crate::kernels::linear_blocks::{self, LinearBlocks, Streaming};
 use crate::kernels::linear_tiles::{self, LinearTiles};
 use crate::kernels::quantize::BLOCK_LEN;
 use crate::packed;
@@ -28,7 +28,7 @@ pub(super) fn project(step: &Step<'_>, project: &Project, turns: &Turns, worker:
     let x = prepare(step, project, worker, RowBuffers { rows, quantized, rounded });
     let chunk_columns = project.variant.chunk_columns;
     let chunks = |projection: &Projection| projection.out.width.div_ceil(chunk_columns);
-    let mut room = Room { panel, packs: project.variant.panel, widened, sums };
+    let mut room = Room { panel, packs: project.variant.panel, widened, sums, streaming: project.streaming };
     for mut chunk in worker.take_turns(turns, project.projections.iter().map(chunks).sum()) {
         for projection in &project.projections {
             if chunk < chunks(projection) {
@@ -157,15 +157,16 @@ fn multiply_blocks<F: PanelFormat>(
     let tensor = &step.weights[weight];
     let blocks = x.k / BLOCK_LEN / F::X_BLOCKS;
     let &Operand { rows, blocks: x, .. } = x;
-    let Room { panel, packs, sums, .. } = room;
+    let Room { panel, packs, sums, streaming, .. } = room;
+    let (panel, packs, sums, streaming) = (&mut **panel, *packs, &mut **sums, *streaming);
     let weights: linear_blocks::Weights<'_, F> = match &step.packed[weight] {
         Some(packed) => linear_blocks::Weights::Packed(packed),
         None => {
-            let panel = &mut panel[..packed::room_bytes(tensor, *packs)];
+            let panel = &mut panel[..packed::room_bytes(tensor, packs)];
             linear_blocks::Weights::File { blocks: tensor.as_slice(), panel }
         }
     };
-    step.isa.run(LinearBlocks { weights, x, rows, blocks, columns, output, sums });
+    step.isa.run(LinearBlocks { weights, x, rows, blocks, columns, output, streaming, sums });
 }
 
 fn multiply_floats<W: Widen>(
@@ -199,4 +200,6 @@ pub(super) struct Room<'a> {
     pub(super) widened: &'a mut [f32],
     /// For sums between pieces of k.
     pub(super) sums: &'a mut [f32],
+    /// How weights in blocks pass.
+    pub(super) streaming: Streaming,
 }

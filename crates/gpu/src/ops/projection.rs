@@ -1,6 +1,7 @@
 //! Projections, with the norm before them, the activation of a gated unit and the residual after them: which kernel
 //! takes which rows and weights.
 
+use backend::Tuned;
 use plan::{Activation, KvFormat, Linear, Op, Rope, Rows, StepShape, Value};
 
 use crate::forced::Kernel;
@@ -15,7 +16,6 @@ use crate::launch::{Access, Launch};
 use crate::params::LinearStreamParams;
 use crate::site::{DirectOperand, F32, LoadedPlan, ROW_ALIGN, Site, index, num_rows};
 use crate::target::{Matrix, Target};
-use crate::tuned::Tuned;
 use crate::weights::{DeviceFormat, DeviceWeight};
 
 /// Whether rows are normalised by the kernel that multiplies them, and not by one before it: every group does it again,

@@ -6,14 +6,20 @@ use clap::Args;
 
 use super::super::args::TargetArgs;
 
-/// Measure how each kernel is launched best on this GPU, for the shapes of a model, and keep what won
+/// Measure how each kernel is launched best on this device, for the shapes of a model, and keep what won
 ///
 /// Every way to launch a kernel is first held to exact arithmetic, and one that computes anything else is named and left
-/// out. The others are timed in whole steps of the model. `run`, `serve` and `bench` take what won from then on.
+/// out. The others are timed in whole steps of the model. `run`, `serve` and `bench` take what won from then on. On
+/// processors all ways have the same bits: how many columns a thread takes, who prepares rows, how far ahead weights are
+/// asked for, how rows pass over them, and whether weights are repacked at all.
 #[derive(Args, Debug)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     pub(super) target: TargetArgs,
+
+    /// CPU threads, which a table of processors is of [default: one for each core]
+    #[arg(long, short = 't', value_name = "N")]
+    pub(super) threads: Option<usize>,
 
     /// Rows of the steps to tune: up to 128 one of each sequence, beyond that a prompt
     #[arg(long, short = 'm', value_name = "N", value_delimiter = ',')]

@@ -7,7 +7,7 @@ mod search;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use backend::Tuning;
+use backend::{Tuned, Tuning};
 
 pub(crate) use args::TuneArgs;
 
@@ -15,13 +15,13 @@ use super::progress::progress;
 use super::run::{Loaded, Source};
 use super::shapes::Random;
 use crate::ceiling::Meter;
-use crate::load::device::{self, gpu_backend};
+use crate::load::device;
 use crate::load::facts::kv_format_of;
-use crate::load::tuned::{self, Row, Table, TunedFrom};
+use crate::load::tuned::{Row, Table, TunedFrom};
 use crate::model::settings::ModelSettings;
 use crate::output::{note, stdout};
 use check::Checks;
-use search::{Choice, Found, Search, Tuned};
+use search::{Choice, Found, Search, TunedSteps};
 
 /// The most rows of a step: beyond that a prompt is cut.
 const ROWS_MAX: usize = 8192;
@@ -32,19 +32,16 @@ pub(crate) fn tune(args: &TuneArgs) -> Result<()> {
     let begun = Instant::now();
     // What is tried is in force at once, wherever a kernel is chosen, and as long as the program runs.
     let live: &'static Tuning = Box::leak(Box::new(Tuning::default()));
-    let mut settings = args.target.settings(None);
-    settings.device.gpu.tuned = TunedFrom::Tried(gpu::Tuned::by(live));
-    let Some(gpu) = gpu_backend(&settings.device)? else {
-        bail!(
-            "tune is about the kernels of GPUs: expected --device cuda, metal or sim, found `{}`; on processors \
-             `bench kernels` compares what there is",
-            args.target.device()
-        );
+    let mut settings = args.target.settings(args.threads);
+    settings.device.gpu.tuned = TunedFrom::Tried(Tuned::by(live));
+    let meter = meter(args, &settings)?;
+    // Cost models reckon with it, and it says what there is to be better than.
+    let known = meter.known(args.measure)?;
+    let mut table = match &meter {
+        Meter::Gpu(gpu) => Table::of(gpu),
+        Meter::Cpu(_) => Table::of_cpu(&untuned_cpu(&settings)?),
+        Meter::None => unreachable!("`meter` refuses it"),
     };
-    // Cost models reckon with it, and say what there is to be better than.
-    let known = Meter::Gpu(gpu).known(args.measure)?;
-    let gpu = gpu_backend(&settings.device)?.context("the device was there a moment ago")?;
-    let mut table = Table::of(&gpu);
     let source = Source::new(&args.target)?;
     let (mut loaded, mut checks) = load(args, &source, &settings, live)?;
     let of_model = format!("{} {}", loaded.model, loaded.format_name);
@@ -77,10 +74,67 @@ pub(crate) fn tune(args: &TuneArgs) -> Result<()> {
         table.rows.extend(tuned.choices.iter().map(|choice| row(choice, &measured_with)));
         lines.push(line(rows, &tuned));
     }
+    if let (Meter::Cpu(_), true) = (&meter, settings.device.repack && wants("layout")) {
+        let choice = layout(args, &source, &settings, &mut loaded, &mut found)?;
+        let measured_with = format!("{of_model}, {} rows at {}", args.rows[0], args.depth);
+        table.rows.extend(choice.iter().map(|choice| row(choice, &measured_with)));
+    }
     bar.finish_and_clear();
     let memory = known.map(|known| known.read_line());
     stdout(&report(&of_model, &table, memory.as_deref(), &lines, &found, begun))?;
     keep(args, table)
+}
+
+/// What measures the device that is tuned.
+fn meter(args: &TuneArgs, settings: &ModelSettings) -> Result<Meter> {
+    match Meter::new(&settings.device)? {
+        Meter::None => bail!(
+            "tune is about kernels of GPUs and processors: expected --device cpu, cuda, metal or sim, found `{}`",
+            args.target.device()
+        ),
+        meter => Ok(meter),
+    }
+}
+
+/// The processors as they compute without any table.
+fn untuned_cpu(settings: &ModelSettings) -> Result<cpu::CpuBackend> {
+    let mut settings = settings.device.clone();
+    settings.gpu.tuned = TunedFrom::Nowhere;
+    device::cpu_backend(&settings)
+}
+
+/// Whether weights that stay as the file has them make steps shorter than repacked ones, and what was found of that. Both
+/// must choose the same tokens.
+fn layout(
+    args: &TuneArgs,
+    source: &Source<'_>,
+    settings: &ModelSettings,
+    loaded: &mut Loaded,
+    found: &mut Found,
+) -> Result<Option<Choice>> {
+    let rows = args.rows[0];
+    let test = search::test_of(rows, args.depth);
+    let mut in_rows = settings.clone();
+    in_rows.device.repack = false;
+    let parts = source.open(&in_rows)?;
+    let key = cpu::CpuBackend::layout_key(&parts.weights);
+    let [panels, in_place] = [cpu::CpuBackend::IN_PANELS, cpu::CpuBackend::IN_ROWS].map(str::to_owned);
+    let batch_tokens = test.kv_len().max(args.target.batch_tokens());
+    let mut other = source.load_parts(parts, Instant::now(), &in_rows, &[test], batch_tokens)?;
+    found.tried += 1;
+    let mut rounds = vec![vec![], vec![]];
+    for _ in 0..args.repetitions {
+        for (driver, times) in [&mut loaded.driver, &mut other.driver].into_iter().zip(&mut rounds) {
+            times.push(search::sample(driver, &test)?);
+        }
+        if loaded.driver.tokens() != other.driver.tokens() {
+            let why = "it chooses other tokens than repacked weights".to_owned();
+            found.wrong.push((key, in_place, why));
+            return Ok(None);
+        }
+    }
+    let gain = search::winner(&rounds).map(|(_, gain)| gain);
+    Ok(gain.map(|gain| Choice { key, choice: in_place, instead_of: panels, gain }))
 }
 
 fn check_args(args: &TuneArgs) -> Result<()> {
@@ -129,8 +183,8 @@ fn row(choice: &Choice, measured_with: &str) -> Row {
 }
 
 /// A line of the table of steps.
-fn line(rows: usize, tuned: &Tuned) -> String {
-    let Tuned { before, after, choices } = tuned;
+fn line(rows: usize, tuned: &TunedSteps) -> String {
+    let TunedSteps { before, after, choices } = tuned;
     let gain = 100.0 * (before / after - 1.0);
     format!("| {rows} | {:.3} | {:.3} | {gain:.1} % | {} |", before * 1e3, after * 1e3, choices.len())
 }
@@ -182,7 +236,8 @@ fn keep(args: &TuneArgs, table: Table) -> Result<()> {
         note("nothing is faster than what the cost models choose: no table is written");
         return Ok(());
     }
-    let path = tuned::file_of(&table.device)
+    let path = table
+        .file()
         .context("there is no folder for the table: neither XDG_CACHE_HOME nor a home is known; use --export")?;
     // What an earlier run found of other shapes stays, as long as it is of the same kernels.
     let kept = Table::read(&path).ok().filter(|kept| kept.is_of_the_same(&table));

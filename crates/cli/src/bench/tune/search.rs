@@ -21,6 +21,8 @@ const STEPS: usize = 24;
 const HOPELESS: f64 = 1.01;
 /// Ways that go into the last round, beside the one before.
 const FINALISTS: usize = 3;
+/// Rounds that decide, at least, where time is short.
+const ROUNDS_MIN: usize = 3;
 /// Shares of a step that count as a gain, at least.
 const LEAST_GAIN: f64 = 0.002;
 
@@ -54,7 +56,7 @@ pub(super) struct Found {
 
 /// The choices for the steps of one number of rows.
 #[derive(Debug)]
-pub(super) struct Tuned {
+pub(super) struct TunedSteps {
     /// Seconds of the step before and after, in turns.
     pub(super) before: f64,
     pub(super) after: f64,
@@ -72,7 +74,7 @@ pub(super) struct Choice {
 
 impl Search<'_> {
     /// Tunes the steps of `test`, which have `rows` rows.
-    pub(super) fn tune(&mut self, test: &Test, rows: usize) -> Result<Tuned> {
+    pub(super) fn tune(&mut self, test: &Test, rows: usize) -> Result<TunedSteps> {
         let mut choices: Vec<Choice> = vec![];
         let mut done: Vec<String> = vec![];
         // Fills the cache, so that no other steps are seen below.
@@ -97,15 +99,15 @@ impl Search<'_> {
         }
         if choices.is_empty() {
             let before = self.sample(test)?;
-            return Ok(Tuned { before, after: before, choices });
+            return Ok(TunedSteps { before, after: before, choices });
         }
         let [before, after] = self.beside_before(test, &choices)?;
         if after < before * (1.0 - LEAST_GAIN) {
-            return Ok(Tuned { before, after, choices });
+            return Ok(TunedSteps { before, after, choices });
         }
         // Gains that do not add up were none.
         choices.iter().for_each(|choice| self.live.set(&choice.key, None));
-        Ok(Tuned { before, after: before, choices: vec![] })
+        Ok(TunedSteps { before, after: before, choices: vec![] })
     }
 
     /// What a step of `test` chooses among. The cache must be filled, as the steps that fill it choose, too.
@@ -120,9 +122,7 @@ impl Search<'_> {
 
     /// The median of a sample of steps, in seconds.
     fn sample(&mut self, test: &Test) -> Result<f64> {
-        let times = self.driver.measure(test, 1, &mut || ())?;
-        let steps = if test.generate > 0 { times.decode_steps_ms } else { times.prompts_ms };
-        Ok(median(&steps) / 1e3)
+        sample(self.driver, test)
     }
 
     /// The same with `choice` for `key`.
@@ -157,9 +157,12 @@ impl Search<'_> {
         }
         ways.retain(|&way| way != usual);
         shuffle(&mut ways, &mut self.random);
+        let begun = Instant::now();
         let mut samples = vec![(usual, self.sample_of(test, key, usual)?)];
+        // What the last rounds take, where a step is long.
+        let last = begun.elapsed() * ((FINALISTS + 1) * ROUNDS_MIN) as u32;
         for way in ways {
-            if Instant::now() >= self.deadline {
+            if Instant::now() + last >= self.deadline {
                 self.found.left.push(format!("{key} {way}"));
                 continue;
             }
@@ -173,12 +176,15 @@ impl Search<'_> {
         let finalists: Vec<_> = hopeful.map(|&(way, _)| way).take(FINALISTS).collect();
         let all: Vec<_> = std::iter::once(usual).chain(finalists).collect();
         let mut rounds = vec![vec![]; all.len()];
-        for _ in 0..self.repetitions {
+        for round in 0..self.repetitions {
+            if all.len() == 1 || self.is_over(round) {
+                break;
+            }
             for (way, times) in all.iter().zip(&mut rounds) {
                 times.push(self.sample_of(test, key, way)?);
             }
         }
-        let winner = winner(&rounds);
+        let winner = winner(&rounds).filter(|_| rounds[0].len() >= ROUNDS_MIN.min(self.repetitions));
         self.live.set(key, winner.map(|(place, _)| all[place].as_str()));
         self.driver.forget_programs();
         Ok(winner.map(|(place, gain)| Choice {
@@ -189,10 +195,18 @@ impl Search<'_> {
         }))
     }
 
+    /// Whether enough rounds were run and the time is up.
+    fn is_over(&self, rounds: usize) -> bool {
+        rounds >= ROUNDS_MIN && Instant::now() >= self.deadline
+    }
+
     /// Seconds of a step without `choices` and with them, in turns.
     fn beside_before(&mut self, test: &Test, choices: &[Choice]) -> Result<[f64; 2]> {
         let mut rounds = [vec![], vec![]];
-        for _ in 0..self.repetitions {
+        for round in 0..self.repetitions {
+            if self.is_over(round) {
+                break;
+            }
             for (is_after, times) in [false, true].into_iter().zip(&mut rounds) {
                 for choice in choices {
                     self.live.set(&choice.key, is_after.then_some(choice.choice.as_str()));
@@ -205,9 +219,19 @@ impl Search<'_> {
     }
 }
 
+/// The median of a sample of steps, in seconds.
+pub(super) fn sample(driver: &mut Driver, test: &Test) -> Result<f64> {
+    let times = driver.measure(test, 1, &mut || ())?;
+    let steps = if test.generate > 0 { times.decode_steps_ms } else { times.prompts_ms };
+    Ok(median(&steps) / 1e3)
+}
+
 /// Of times of the way before and of others, taken in turns: which of the others is better than the first by more than
 /// noise, and what share of the time it saves. The first differs from itself by noise.
-fn winner(rounds: &[Vec<f64>]) -> Option<(usize, f64)> {
+pub(super) fn winner(rounds: &[Vec<f64>]) -> Option<(usize, f64)> {
+    if rounds[0].is_empty() {
+        return None;
+    }
     let usual = median(&rounds[0]);
     let deviations: Vec<f64> = rounds[0].iter().map(|time| (time - usual).abs()).collect();
     let noise = 2.0 * median(&deviations) / usual;

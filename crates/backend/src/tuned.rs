@@ -1,7 +1,7 @@
 //! What is launched where there are several ways: the one that was measured best on the device, or the one that a cost
 //! model says.
 
-use backend::Tuning;
+use crate::Tuning;
 
 /// A table of measured choices, or none. It lives as long as the program, because a device is opened once.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,28 +33,28 @@ impl Tuned {
     }
 
     /// Whether there is no table.
-    pub(crate) fn is_none(self) -> bool {
+    pub fn is_none(self) -> bool {
         self.table.is_none()
     }
 
     /// Choices in the table; `None` where that has none.
-    pub(crate) fn num_choices(self) -> Option<usize> {
+    pub fn num_choices(self) -> Option<usize> {
         self.table.map(|table| table.choices().len()).filter(|&choices| choices > 0)
     }
 
     /// For questions about what may never be launched.
-    pub(crate) fn supposed(self) -> Self {
+    pub fn supposed(self) -> Self {
         Self { is_supposed: true, ..self }
     }
 
     /// Whether [`Tuned::pick`] has anything to look up for `key`.
-    pub(crate) fn is_asked(self, key: &str) -> bool {
+    pub fn is_asked(self, key: &str) -> bool {
         self.table.is_some_and(|table| table.is_asked(key, !self.is_supposed))
     }
 
     /// One of `candidates`: what the table has for the key, or the one at `default`. `label` names a candidate, and no
     /// two alike.
-    pub(crate) fn pick<V>(
+    pub fn pick<V>(
         self,
         key: impl FnOnce() -> String,
         mut candidates: Vec<V>,
@@ -75,7 +75,7 @@ impl Tuned {
     }
 
     /// The same of candidates with their costs: the cheapest without a table, the first of several.
-    pub(crate) fn pick_cheapest<V>(
+    pub fn pick_cheapest<V>(
         self,
         key: impl FnOnce() -> String,
         candidates: Vec<(usize, V)>,
