@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use backend::{Backend, Tunable, Tuning};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder, Tuned};
-use plan::{KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs};
+use plan::{AnyShape, BuildError, Graph, KvFormat, KvLayout, LatentHeads, Plan, StepInput, fuse, restrict_outputs};
 use tensor::{Tensor, WeightFormat};
+use testing::random::Rng;
+use testing::tiny::random_weights;
 use testing::{ErrorAnalysis, tiny_model};
 
 const KV: KvLayout = KvLayout { format: KvFormat::F16, block_len: 8, num_blocks: 64 };
@@ -47,41 +49,71 @@ fn model(format: WeightFormat) -> Model {
     Model { plan: Arc::new(fuse(restrict_outputs((*textbook).clone()))), weights }
 }
 
+/// Latent attention over rows as published models have them, with all else as small as can be.
+fn latent_model() -> Model {
+    let (heads, dim, rope, out) = (20, 512, 64, 48);
+    let plan = Graph::build("latent", KV.num_blocks * KV.block_len, &AnyShape, |g, w| {
+        let widths = [("q_latent", heads * dim), ("q_rope", heads * rope), ("latent", dim), ("rope", rope)];
+        let mut inputs = vec![];
+        for (name, width) in widths {
+            inputs.push(g.embed(w.get(&format!("{name}.weight"), [out, width])?, width));
+        }
+        let of = LatentHeads { heads, scale: 1.0 / ((dim + rope) as f32).sqrt() };
+        let made = g.mla_attention([inputs[0], inputs[1]], [inputs[2], inputs[3]], of);
+        let made = g.select_outputs(made);
+        Ok::<_, BuildError>(g.linear(made, w.linear("out", out, heads * dim, false)?, out))
+    });
+    let plan = Arc::new(plan.unwrap());
+    let weights = random_weights(&plan, &mut Rng::new(5), WeightFormat::F32);
+    Model { plan, weights }
+}
+
 #[test]
 fn every_candidate_is_within_the_bound_of_the_op() {
     let cases = [(WeightFormat::F16, &[1, 4][..]), (WeightFormat::Q8_0, &[1, 32]), (WeightFormat::Q4_0, &[4])];
     for (format, steps) in cases {
-        let Model { plan, weights } = model(format);
-        for &rows in steps {
-            let tuning = tuning();
-            let backend = by(tuning);
-            let claims = backend.claims();
-            let mut exact = ErrorAnalysis::new(plan.clone(), &weights, KV, claims.activations)
-                .with_attention((claims.attention)(KV.format));
-            let [first, second] = step(rows);
-            exact.run(&first);
-            let exact = exact.run(&second);
-            let mut executable = backend.load(plan.clone(), weights.clone(), KV).unwrap();
-            // What is behind the rows is the same for all.
-            executable.replay(&first).unwrap();
-            let mut share = || {
-                executable.forget_programs();
-                tuning.watch();
-                let found = executable.replay(&second).unwrap().to_vec();
-                (exact.worst(&found).unwrap().1, tuning.watched())
-            };
-            let (share_of_default, seen) = share();
-            assert!(share_of_default <= 1.0, "{format} {rows}: {share_of_default}");
-            assert!(!seen.is_empty(), "{format} {rows}: there is nothing to choose");
-            for Tunable { key, candidates, default } in seen {
-                assert!(candidates.len() > 1, "{key}");
-                for candidate in &candidates {
-                    tuning.set(&key, Some(candidate));
-                    let (share, _) = share();
-                    assert!(share <= 1.0, "{key} with {candidate}: {share} of its bound");
-                }
-                tuning.set(&key, Some(&candidates[default]));
+        check_candidates(&model(format), format, steps, "");
+    }
+}
+
+#[test]
+fn every_way_to_cut_latent_attention_is_within_its_bound() {
+    check_candidates(&latent_model(), WeightFormat::F32, &[1, 2], "mla_attention_f16 rows=");
+}
+
+/// Holds every candidate of steps of so many rows to exact arithmetic; one of the keys must begin with `begins`.
+fn check_candidates(model: &Model, format: WeightFormat, steps: &[usize], begins: &str) {
+    let Model { plan, weights } = model;
+    for &rows in steps {
+        let tuning = tuning();
+        let backend = by(tuning);
+        let claims = backend.claims();
+        let mut exact = ErrorAnalysis::new(plan.clone(), weights, KV, claims.activations)
+            .with_attention((claims.attention)(KV.format));
+        let [first, second] = step(rows);
+        exact.run(&first);
+        let exact = exact.run(&second);
+        let mut executable = backend.load(plan.clone(), weights.clone(), KV).unwrap();
+        // What is behind the rows is the same for all.
+        executable.replay(&first).unwrap();
+        let mut share = || {
+            executable.forget_programs();
+            tuning.watch();
+            let found = executable.replay(&second).unwrap().to_vec();
+            (exact.worst(&found).unwrap().1, tuning.watched())
+        };
+        let (share_of_default, seen) = share();
+        assert!(share_of_default <= 1.0, "{format} {rows}: {share_of_default}");
+        let is_it = |tunable: &Tunable| tunable.key.starts_with(begins);
+        assert!(seen.iter().any(is_it), "{format} {rows}: there is nothing to choose");
+        for Tunable { key, candidates, default } in seen {
+            assert!(candidates.len() > 1, "{key}");
+            for candidate in &candidates {
+                tuning.set(&key, Some(candidate));
+                let (share, _) = share();
+                assert!(share <= 1.0, "{key} with {candidate}: {share} of its bound");
             }
+            tuning.set(&key, Some(&candidates[default]));
         }
     }
 }

@@ -42,7 +42,11 @@ const MATRIX_THREADS: u32 = 256;
 /// Splits of a row on matrix instructions: more cost more to fold than they save.
 const MATRIX_SPLITS_MAX: usize = 64;
 
+/// Parts of the splits that fill the device, as a tuner tries them: all of them first, which is usual.
+const SHARES: [usize; 2] = [1, 2];
+
 /// How rows that are taken for themselves are computed.
+#[derive(Debug)]
 struct Variant {
     of: AttentionVariant,
     /// Positions of a tile, where splits are whole tiles and another kernel folds them.
@@ -57,21 +61,29 @@ fn variant(target: &Target, format: KvFormat, shape: AttentionShape, dim: usize)
     };
     let is_published = format == KvFormat::F16 && (dim, shape.head_dim) == (DIM_MAX, ROW_MAX);
     let has_matrix = target.matrix >= Matrix::SimdGroup && !target.batch_invariant && target.kernel.is_none();
-    if let Some(kernel) = MATRIX_KERNELS.iter().find(fits).filter(|_| is_published && has_matrix) {
-        let groups = shape.rows.max(1) * shape.heads.div_ceil(kernel.heads);
-        let tiles = shape.max_positions.div_ceil(kernel.tile);
-        let max_splits = (target.multiprocessors / groups).clamp(1, tiles.clamp(1, MATRIX_SPLITS_MAX));
-        let of = AttentionVariant {
-            kernel: kernel.kernel,
-            heads: kernel.heads,
-            dim: DIM_MAX,
-            threads: MATRIX_THREADS,
-            group_bytes: kernel.group_bytes,
-            max_splits,
-            min_tiles: attention::MIN_TILES,
-            loops: false,
+    if let Some(usual) = MATRIX_KERNELS.iter().find(fits).filter(|_| is_published && has_matrix) {
+        let others = MATRIX_KERNELS
+            .iter()
+            .filter(|other| other.kernel != usual.kernel && other.group_bytes <= target.group_bytes_max);
+        // Half as many splits are half as many to fold. No other numbers: what is best behind a few hundred positions
+        // would leave most of the device idle behind more.
+        let of = |kernel| SHARES.map(|share| (share, on_matrices(target, shape, kernel, share)));
+        let mut ways: Vec<(usize, Variant)> = vec![];
+        for (share, variant) in std::iter::once(usual).chain(others).flat_map(of) {
+            // Where one split is all there can be, half of them are no other way.
+            if !ways.iter().any(|(_, other)| other.of == variant.of) {
+                ways.push((share, variant));
+            }
+        }
+        let key = || {
+            let AttentionShape { rows, heads, max_positions, .. } = shape;
+            // Longer caches are cut alike.
+            let positions = max_positions.next_power_of_two().min(MATRIX_SPLITS_MAX * MATRIX_KERNELS[0].tile);
+            format!("mla_attention_f16 rows={rows} heads={heads} positions={positions}")
         };
-        return Variant { of, folded: (max_splits > 1).then_some(kernel.tile) };
+        let label = |(share, variant): &(usize, Variant)| format!("heads={} splits=1/{share}", variant.of.heads);
+        let (_, variant) = target.tuned.pick(key, ways, label, 0).expect("the usual way is among them");
+        return variant;
     }
     let cut = Cut::new(target, shape, HEADS);
     let kernel = match (format, cut.loops) {
@@ -91,6 +103,25 @@ fn variant(target: &Target, format: KvFormat, shape: AttentionShape, dim: usize)
         loops: cut.loops,
     };
     Variant { of, folded: None }
+}
+
+/// The variant on matrix instructions by `kernel`: cut so that there are as many groups as the device runs at once, or one
+/// of `share` of that.
+fn on_matrices(target: &Target, shape: AttentionShape, kernel: &MatrixKernel, share: usize) -> Variant {
+    let groups = shape.rows.max(1) * shape.heads.div_ceil(kernel.heads);
+    let tiles = shape.max_positions.div_ceil(kernel.tile);
+    let max_splits = (target.multiprocessors / groups / share).clamp(1, tiles.clamp(1, MATRIX_SPLITS_MAX));
+    let of = AttentionVariant {
+        kernel: kernel.kernel,
+        heads: kernel.heads,
+        dim: DIM_MAX,
+        threads: MATRIX_THREADS,
+        group_bytes: kernel.group_bytes,
+        max_splits,
+        min_tiles: attention::MIN_TILES,
+        loops: false,
+    };
+    Variant { of, folded: (max_splits > 1).then_some(kernel.tile) }
 }
 
 /// The variant for so many rows of an op.
@@ -327,6 +358,8 @@ pub(crate) fn latent_write(site: &Site<'_>, layer: usize, latent: DeviceRows, ro
 
 #[cfg(test)]
 mod tests {
+    use backend::{Tuned, Tuning};
+
     use super::*;
     use crate::target::tests::H200;
 
@@ -347,5 +380,27 @@ mod tests {
         assert_eq!(of(&invariant, 17, 20, 8192).0, "mla_attention_f16_loop");
         let shape = AttentionShape { rows: 1, heads: 20, kv_heads: 1, head_dim: 80, max_positions: 512 };
         assert_eq!(variant(&H200, KvFormat::F16, shape, 64).of.kernel, "mla_attention_f16");
+    }
+
+    #[test]
+    fn a_table_names_the_heads_of_a_group_and_how_many_splits_there_are() {
+        let shape = AttentionShape { rows: 1, heads: 20, kv_heads: 1, head_dim: ROW_MAX, max_positions: 65_536 };
+        let of = |target: Target| {
+            let Variant { of, folded } = variant(&target, KvFormat::F16, shape, DIM_MAX);
+            (of.kernel, of.max_splits, folded)
+        };
+        let by = |choice: &str| {
+            let key = "mla_attention_f16 rows=1 heads=20 positions=4096".to_owned();
+            Tuned::by(Box::leak(Box::new(Tuning::new([(key, choice.to_owned())]))))
+        };
+        let target = |choice| Target { tuned: by(choice), ..H200 };
+        assert_eq!(of(target("heads=32 splits=1/1")), of(H200));
+        assert_eq!(of(target("heads=32 splits=1/2")), ("mla_attention_f16_h32", 64, Some(32)));
+        assert_eq!(of(target("heads=16 splits=1/1")), ("mla_attention_f16_h16", 64, Some(64)));
+        assert_eq!(of(target("heads=16 splits=1/2")), ("mla_attention_f16_h16", 33, Some(64)));
+        assert_eq!(of(target("gone")), of(H200));
+        // Where rows must not depend on each other, no kernel on matrix instructions is there to be chosen.
+        let invariant = Target { batch_invariant: true, ..H200 };
+        assert_eq!(of(Target { tuned: by("heads=16 splits=1/2"), ..invariant }), of(invariant));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use backend::{Backend, Executable, Tunable, Tuning};
 use plan::error_analysis::{Bounded, ErrorAnalysis};
-use plan::{AnyShape, BuildError, Graph, KvFormat, KvLayout, Op, Plan, StepInput, WeightId};
+use plan::{AnyShape, BuildError, Graph, KvFormat, KvLayout, LatentHeads, Op, Plan, StepInput, WeightId};
 use tensor::Tensor;
 
 use super::super::kernels::cases::{Case, is_of_op};
@@ -22,6 +22,8 @@ const BLOCKS_BEHIND_HEADS: usize = 1;
 const BLOCKS_BEHIND_ATTENTION: usize = 16;
 /// Tokens of rows: exact arithmetic is slow, and is done once for each.
 const TOKENS: usize = 5;
+/// Results that latent attention is mixed into.
+const LATENT_RESULTS: usize = 64;
 /// Sequences that have a block of their own.
 const SEQUENCES: usize = 128;
 
@@ -84,7 +86,9 @@ impl Checks {
             // Embeddings are looked up in one way.
             let case = Case::of(plan, op).filter(|case| case.is_bound_by_memory() && case.op() != "embed");
             let formats: Vec<_> = op.weights().into_iter().map(|id| weights[id.index()].format()).collect();
-            let name = format!("{:?} {case:?} {formats:?}", heads.as_ref().map(|heads| &heads.attention));
+            let latent = latent_shape(plan, op);
+            let of_heads = heads.as_ref().map(|heads| &heads.attention);
+            let name = format!("{of_heads:?} {latent:?} {case:?} {formats:?}");
             if seen.contains(&name) {
                 continue;
             }
@@ -92,6 +96,7 @@ impl Checks {
             if let Some(heads) = heads {
                 checks.push(heads.check(weights)?);
             }
+            checks.extend(Check::of_latent(plan, op)?);
             if let Some(case) = case {
                 checks.push(Check::of_case(&case, op, weights)?);
             }
@@ -157,6 +162,27 @@ impl Check {
         Ok(Self { plan: Arc::new(plan), weights, shared, all_rows, loaded: None })
     }
 
+    /// Latent attention, if `op` is that: of rows of small tables, and mixed into a few results.
+    fn of_latent(plan: &Plan, op: &Op) -> Result<Option<Self>> {
+        let Some((heads, dim, rope, scale)) = latent_shape(plan, op) else { return Ok(None) };
+        let own = Graph::build("latent attention", 1 << 24, &AnyShape, |g, w| {
+            let widths = [("q_latent", heads * dim), ("q_rope", heads * rope), ("latent", dim), ("rope", rope)];
+            let mut inputs = vec![];
+            for (name, width) in widths {
+                inputs.push(g.embed(w.get(&format!("input_{name}.weight"), [LATENT_RESULTS, width])?, width));
+            }
+            let of = LatentHeads { heads, scale };
+            let made = g.mla_attention([inputs[0], inputs[1]], [inputs[2], inputs[3]], of);
+            let made = g.select_outputs(made);
+            let mix = w.linear("output_mix", LATENT_RESULTS, heads * dim, false)?;
+            Ok::<_, BuildError>(g.linear(made, mix, LATENT_RESULTS))
+        });
+        let own = own.context("latent attention is a plan")?;
+        let weights = of_model(&own, &[], &[])?;
+        let shared = BLOCKS_BEHIND_ATTENTION;
+        Ok(Some(Self { plan: Arc::new(own), weights, shared, all_rows: false, loaded: None }))
+    }
+
     /// How far the results of a step of `rows` rows are from what is exact, in bounds: over 1 is wrong.
     fn worst(&mut self, backend: &dyn Backend, kv_format: KvFormat, rows: usize) -> Result<f64> {
         let (shared, reads_cache) = (self.shared, self.shared > 0);
@@ -167,7 +193,9 @@ impl Check {
             let claims = backend.claims();
             let exact = ErrorAnalysis::new(self.plan.clone(), &self.weights, kv, claims.activations);
             let exact = exact.with_attention((claims.attention)(kv_format));
-            let executable = backend.load(self.plan.clone(), self.weights.clone(), kv)?;
+            let mut executable = backend.load(self.plan.clone(), self.weights.clone(), kv)?;
+            // Weights lie as in the steady state, which is timed.
+            executable.settle()?;
             self.loaded = Some(Loaded { executable, exact, by_token: HashMap::new(), kv, is_filled: false });
         }
         let loaded = self.loaded.as_mut().context("it was loaded a moment ago")?;
@@ -206,6 +234,13 @@ impl Check {
         }
         Ok(worst)
     }
+}
+
+/// Heads, latent numbers, turned ones and scale, where `op` is latent attention.
+fn latent_shape(plan: &Plan, op: &Op) -> Option<(usize, usize, usize, f32)> {
+    let Op::MlaAttention { attention, .. } = op else { return None };
+    let row = plan.kv_layers[attention.layer].latent()?;
+    Some((attention.heads, row.dim, row.rope, attention.scale))
 }
 
 /// The tokens that all rows of a step share, in the first blocks of the cache.
@@ -388,6 +423,22 @@ mod tests {
         for op in ["linear_residual", "norm_glu", "logits"] {
             assert!(has(&[op]), "{names:?}");
         }
+    }
+
+    #[test]
+    fn latent_attention_is_checked() {
+        let (textbook, weights) = testing::tiny_model("deepseek_v3", 3, WeightFormat::Q8_0);
+        let plan = fuse(restrict_outputs((*textbook).clone()));
+        let live: &'static Tuning = Box::leak(Box::new(Tuning::default()));
+        let mut checks = Checks::new(Box::new(Faulty(live)), live, &plan, &weights, KvFormat::F32).unwrap();
+        let latent = |check: &Check| check.plan.ops.iter().any(|op| op.name() == "mla_attention");
+        let found: Vec<_> = (0..checks.checks.len()).filter(|&place| latent(&checks.checks[place])).collect();
+        assert_eq!(found.len(), 1, "layers are alike");
+        let check = &mut checks.checks[found[0]];
+        let worst = |check: &mut Check| check.worst(&Faulty(live), KvFormat::F32, 2).unwrap();
+        assert!(worst(check) <= 1.0);
+        live.set(KEY, Some("quarter"));
+        assert!(worst(check) > 1.0);
     }
 
     #[test]
