@@ -70,7 +70,8 @@ fn facts_of_another_driver_program_or_form_are_measured_anew_with_a_warning() {
     run(cache, &plan);
     let path = file(cache);
     let whole = fs::read_to_string(&path).expect("a file");
-    let cases: [(&str, Box<dyn Fn()>, &str); 5] = [
+    type Spoil<'a> = Box<dyn Fn() + 'a>;
+    let cases: [(&str, Spoil<'_>, &str); 5] = [
         ("a driver", Box::new(|| change(&path, "driver", "driver 1".into())), "it is of the driver driver 1"),
         ("a program", Box::new(|| change(&path, "program", "0.0.1 ab".into())), "it is of the program 0.0.1 ab"),
         ("a device", Box::new(|| change(&path, "device", "another".into())), "it is of the device another"),
