@@ -72,8 +72,8 @@ static SERVED: LazyLock<Served> = LazyLock::new(|| {
 });
 
 /// A request to the router of a server whose model computes nothing but remembers everything. The answer has a status
-/// that the server's own document declares, never 500; what is said to be JSON is, and so is each event of a stream; an
-/// error says what is wrong.
+/// that the server's own document declares, never 500; what is said to be JSON is, and so is each event and each line of
+/// a stream; an error says what is wrong, in the form of its path.
 ///
 /// The input is a line `METHOD path`, lines of headers, an empty line and the body. Host and content type are those of
 /// a client that is welcome where the input says nothing of them.
@@ -103,7 +103,7 @@ pub(crate) fn http(data: &[u8]) {
     let (status, headers, answer) = served.runtime.block_on(answer(&served.app, request));
     check_status(served, &method, &path, status, &answer);
     if method != Method::HEAD {
-        check_body(status, &headers, &answer);
+        check_body(&path, status, &headers, &answer);
     }
 }
 
@@ -119,8 +119,9 @@ async fn answer(app: &App, request: Request<Body>) -> (StatusCode, HeaderMap, By
 }
 
 /// Routes that are also there without `/v1`; the document has each route under one name.
-const ALSO_WITHOUT_V1: [&str; 8] = [
+const ALSO_WITHOUT_V1: [&str; 9] = [
     "/chat/completions",
+    "/chat/completions/input_tokens",
     "/responses",
     "/messages",
     "/messages/count_tokens",
@@ -135,6 +136,7 @@ fn documented(path: &str) -> String {
     match path {
         "/completions" => "/completion".to_owned(),
         "/v1/health" | "/ping" => "/health".to_owned(),
+        "/v1/pooling" => "/pooling".to_owned(),
         "/v2/rerank" | "/reranking" | "/v1/reranking" => "/v1/rerank".to_owned(),
         _ if ALSO_WITHOUT_V1.contains(&path) || path.starts_with("/models/") => format!("/v1{path}"),
         _ => path.to_owned(),
@@ -162,14 +164,25 @@ fn check_status(served: &Served, method: &Method, path: &str, status: StatusCode
     assert!(is_declared, "{status} is not declared for {method} {path}: {}", String::from_utf8_lossy(answer));
 }
 
-fn check_body(status: StatusCode, headers: &HeaderMap, body: &[u8]) {
+/// What an error says: Ollama's clients read a text, those of the others an object, which Anthropic's know by its type.
+fn message_of<'a>(path: &str, answer: &'a Value) -> Option<&'a str> {
+    let inner = path.strip_prefix("/v1").unwrap_or(path);
+    if inner.starts_with("/api/") {
+        return answer["error"].as_str();
+    }
+    let is_of_anthropic = inner.starts_with("/messages");
+    assert!(!is_of_anthropic || answer["type"] == "error", "{answer} for {path}");
+    answer["error"]["message"].as_str()
+}
+
+fn check_body(path: &str, status: StatusCode, headers: &HeaderMap, body: &[u8]) {
     let kind = headers.get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let shown = || String::from_utf8_lossy(body);
     if kind.starts_with("application/json") {
         let answer: Value = serde_json::from_slice(body).unwrap_or_else(|error| panic!("{error}: {}", shown()));
         if status.is_client_error() || status.is_server_error() {
-            let message = answer["error"]["message"].as_str().unwrap_or_default();
-            assert!(!message.is_empty(), "{status} without a message: {answer}");
+            let message = message_of(path, &answer).unwrap_or_default();
+            assert!(!message.is_empty(), "{status} without a message for {path}: {answer}");
         }
     } else if kind.starts_with("text/event-stream") {
         assert_eq!(status, StatusCode::OK);
@@ -182,6 +195,13 @@ fn check_body(status: StatusCode, headers: &HeaderMap, body: &[u8]) {
             };
             let is_json = serde_json::from_str::<Value>(data).is_ok();
             assert!(is_json || data == "[DONE]", "an event that is no JSON: {data}");
+        }
+    } else if kind.starts_with("application/x-ndjson") {
+        assert_eq!(status, StatusCode::OK);
+        let text = std::str::from_utf8(body).unwrap_or_else(|error| panic!("{error}: {}", shown()));
+        assert!(text.ends_with('\n'), "a stream ends with a line: {text}");
+        for line in text.lines() {
+            assert!(serde_json::from_str::<Value>(line).is_ok(), "a line that is no JSON: {line}");
         }
     } else {
         assert!(!status.is_client_error() && !status.is_server_error(), "{status} as `{kind}`: {}", shown());
