@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use engine::null::NullExecutable;
@@ -31,7 +32,7 @@ const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}\n{% endif %}\
 
 /// A server that goes on from input to input, as servers do.
 struct Served {
-    app: App,
+    router: Router,
     runtime: tokio::runtime::Runtime,
     /// Statuses by method and path, as the server's document declares them.
     declared: HashMap<(String, String), HashSet<u16>>,
@@ -54,7 +55,8 @@ static SERVED: LazyLock<Served> = LazyLock::new(|| {
     .expect("a model that was waited for");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let request = Request::get("/openapi.json").header("host", "localhost").body(Body::empty()).expect("a request");
-    let (status, _, document) = runtime.block_on(answer(&app, request));
+    let router = app.router();
+    let (status, _, document) = runtime.block_on(answer(&router, request));
     assert_eq!(status, StatusCode::OK);
     let document: Value = serde_json::from_slice(&document).expect("the document is JSON");
     let mut declared = HashMap::new();
@@ -68,7 +70,7 @@ static SERVED: LazyLock<Served> = LazyLock::new(|| {
         }
     }
     assert!(declared.len() > 10, "{declared:?}");
-    Served { app, runtime, declared }
+    Served { router, runtime, declared }
 });
 
 /// A request to the router of a server whose model computes nothing but remembers everything. The answer has a status
@@ -100,16 +102,16 @@ pub(crate) fn http(data: &[u8]) {
     let Ok(request) = request.body(Body::from(Bytes::copy_from_slice(body))) else { return };
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let served = &*SERVED;
-    let (status, headers, answer) = served.runtime.block_on(answer(&served.app, request));
+    let (status, headers, answer) = served.runtime.block_on(answer(&served.router, request));
     check_status(served, &method, &path, status, &answer);
     if method != Method::HEAD {
         check_body(&path, status, &headers, &answer);
     }
 }
 
-async fn answer(app: &App, request: Request<Body>) -> (StatusCode, HeaderMap, Bytes) {
+async fn answer(router: &Router, request: Request<Body>) -> (StatusCode, HeaderMap, Bytes) {
     let answered = async {
-        let response = app.router().oneshot(request).await.expect("the router always answers");
+        let response = router.clone().oneshot(request).await.expect("the router always answers");
         let (status, headers) = (response.status(), response.headers().clone());
         // A stream ends by itself.
         let body = response.into_body().collect().await.expect("a body that ends").to_bytes();
