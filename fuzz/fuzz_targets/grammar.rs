@@ -1,4 +1,7 @@
 //! See `fuzz/oracles/grammar.rs`.
 #![no_main]
 
+#[path = "../compares.rs"]
+mod compares;
+
 libfuzzer_sys::fuzz_target!(|data: &[u8]| server::fuzzing::grammar(data));

@@ -1,6 +1,8 @@
 //! See `fuzz/oracles/http.rs`.
 #![no_main]
 
+#[path = "../compares.rs"]
+mod compares;
 #[path = "../oracles/http.rs"]
 mod oracle;
 

@@ -1,6 +1,8 @@
 //! See `fuzz/oracles/quant_blocks.rs`.
 #![no_main]
 
+#[path = "../compares.rs"]
+mod compares;
 #[path = "../oracles/quant_blocks.rs"]
 mod oracle;
 

@@ -1,6 +1,8 @@
 //! See `fuzz/oracles/formats.rs`; and what is accepted here, the reference reader accepts and reads the same.
 #![no_main]
 
+#[path = "../compares.rs"]
+mod compares;
 #[path = "../oracles/formats.rs"]
 #[allow(dead_code, reason = "each target uses one of them")]
 mod oracles;

@@ -1,6 +1,8 @@
 //! See `fuzz/oracles/template.rs`.
 #![no_main]
 
+#[path = "../compares.rs"]
+mod compares;
 #[path = "../oracles/template.rs"]
 mod oracle;
 

@@ -1,6 +1,8 @@
 //! See `fuzz/oracles/tokenizer.rs`.
 #![no_main]
 
+#[path = "../compares.rs"]
+mod compares;
 #[path = "../oracles/tokenizer.rs"]
 mod oracle;
 

@@ -1,6 +1,8 @@
 //! See `fuzz/oracles/traces.rs`.
 #![no_main]
 
+#[path = "../compares.rs"]
+mod compares;
 #[path = "../oracles/traces.rs"]
 mod oracle;
 #[path = "../../crates/engine/tests/engine/watched.rs"]
