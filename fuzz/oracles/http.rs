@@ -74,8 +74,8 @@ static SERVED: LazyLock<Served> = LazyLock::new(|| {
 });
 
 /// A request to the router of a server whose model computes nothing but remembers everything. The answer has a status
-/// that the server's own document declares, never 500; what is said to be JSON is, and so is each event and each line of
-/// a stream; an error says what is wrong, in the form of its path.
+/// that the server's own document declares, never 500; what is said to be JSON is, and so is each event and each line
+/// of a stream; an error says what is wrong, in the form of its path.
 ///
 /// The input is a line `METHOD path`, lines of headers, an empty line and the body. Host and content type are those of
 /// a client that is welcome where the input says nothing of them.

@@ -45,9 +45,9 @@ const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanit
     -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address -Ccodegen-units=1";
 
 /// What is freed stays unusable until 8 MiB more are freed, and not 256: such a queue pushes all else out of the
-/// processor's caches. Stacks of allocations and frames that outlive their function cost a tenth to a third of the time;
-/// all crates of this repository that the targets reach forbid `unsafe`. An input that fails can be given to the target
-/// without these options.
+/// processor's caches. Stacks of allocations and the search for uses of frames after their function's return cost a
+/// tenth to a third of the time; all crates of this repository that the targets reach forbid `unsafe`. An input that
+/// fails can be given to the target without these options.
 const ASAN_OPTIONS: &str =
     "detect_odr_violation=0:quarantine_size_mb=8:malloc_context_size=0:detect_stack_use_after_return=0";
 
