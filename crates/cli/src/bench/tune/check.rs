@@ -88,7 +88,9 @@ impl Checks {
             let formats: Vec<_> = op.weights().into_iter().map(|id| weights[id.index()].format()).collect();
             let latent = latent_shape(plan, op);
             let of_heads = heads.as_ref().map(|heads| &heads.attention);
-            let name = format!("{of_heads:?} {latent:?} {case:?} {formats:?}");
+            let experts = ExpertsOf::at(plan, index);
+            let of_experts = experts.as_ref().map(ExpertsOf::shape);
+            let name = format!("{of_heads:?} {latent:?} {of_experts:?} {case:?} {formats:?}");
             if seen.contains(&name) {
                 continue;
             }
@@ -97,6 +99,9 @@ impl Checks {
                 checks.push(heads.check(weights)?);
             }
             checks.extend(Check::of_latent(plan, op)?);
+            if let Some(experts) = experts {
+                checks.push(experts.check(weights)?);
+            }
             if let Some(case) = case {
                 checks.push(Check::of_case(&case, op, weights)?);
             }
@@ -324,6 +329,67 @@ impl<'a> HeadsOf<'a> {
     }
 }
 
+/// The router, the gated units and the down projections of a layer of experts, whose ways are chosen for each other.
+struct ExpertsOf<'a> {
+    plan: &'a Plan,
+    ops: [&'a Op; 3],
+}
+
+impl<'a> ExpertsOf<'a> {
+    /// Those that begin at `index` of the ops.
+    fn at(plan: &'a Plan, index: usize) -> Option<Self> {
+        let [route, glu, down] = plan.ops.get(index..index + 3)? else { return None };
+        let are_three = (route.name(), glu.name(), down.name()) == ("moe_route", "moe_glu", "moe_down");
+        are_three.then_some(Self { plan, ops: [route, glu, down] })
+    }
+
+    /// Shapes of the router and of an expert's gate, and experts of a row: what layers of a model may differ by.
+    fn shape(&self) -> (Vec<usize>, Vec<usize>, usize) {
+        let (Op::MoeRoute { gate, router, .. }, Op::MoeGlu { gate: gates, .. }) = (self.ops[0], self.ops[1]) else {
+            unreachable!("`at` looks for these")
+        };
+        let shape = |weight| self.plan.weight(weight).shape.clone();
+        (shape(gate.weight), shape(gates.first), router.slots())
+    }
+
+    fn check(&self, weights: &[Tensor]) -> Result<Check> {
+        let [
+            Op::MoeRoute { norm, gate: router_gate, router, .. },
+            Op::MoeGlu { gate: gates, activation, .. },
+            Op::MoeDown { down: downs, .. },
+        ] = self.ops
+        else {
+            unreachable!("`at` looks for these")
+        };
+        let ([experts, hidden], inner) = match (&*self.shape().0, &*self.shape().1) {
+            (&[experts, hidden], &[inner, _]) => ([experts, hidden], inner),
+            shapes => anyhow::bail!("the shapes {shapes:?} are not those of matrices: this is a bug"),
+        };
+        let own = Graph::build("experts", 1 << 24, &AnyShape, |g, w| {
+            let x = g.embed(w.get("input_x.weight", [hidden, hidden])?, hidden);
+            let w = w.at("copy.0");
+            let h = g.rms_norm(x, w.norm("norm", hidden, norm.eps)?);
+            let logits = g.linear(h, w.linear("router", experts, hidden, router_gate.bias.is_some())?, experts);
+            let correction = router.correction.map(|_| w.get("correction.bias", [experts])).transpose()?;
+            let (ids, weights) = g.route(logits, plan::Router { correction, ..*router });
+            let name = |what: &'static str| move |expert: usize| format!("experts.{expert}.{what}");
+            let stack = |what, shape, of: &plan::Experts| w.experts(name(what), of.count, shape, of.bias.is_some());
+            let gate = g.expert_linear(h, ids, stack("gate", [inner, hidden], gates)?, inner);
+            let up = g.expert_linear(h, ids, stack("up", [inner, hidden], gates)?, inner);
+            let glu = g.glu(gate, up, *activation);
+            let down = g.expert_linear(glu, ids, stack("down", [hidden, inner], downs)?, hidden);
+            let sum = g.combine(down, weights);
+            let y = g.add(x, sum);
+            Ok::<_, BuildError>(g.select_outputs(y))
+        });
+        let own = plan::fuse(own.context("a layer of experts is a plan")?);
+        let of = |op: &&Op| own.ops.iter().find(|own| own.name() == op.name()).map(Op::weights).context("it was fused");
+        let pairs = self.ops.iter().map(|op| Ok((of(op)?, op.weights()))).collect::<Result<Vec<_>>>()?;
+        let weights = of_model(&own, &pairs, weights)?;
+        Ok(Check { plan: Arc::new(own), weights, shared: 0, all_rows: false, loaded: None })
+    }
+}
+
 /// Weights for `plan`: of each pair the second's, and random ones for the glue.
 fn of_model(plan: &Plan, pairs: &[(Vec<WeightId>, Vec<WeightId>)], model: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut found: HashMap<usize, Tensor> = HashMap::new();
@@ -439,6 +505,24 @@ mod tests {
         assert!(worst(check) <= 1.0);
         live.set(KEY, Some("quarter"));
         assert!(worst(check) > 1.0);
+    }
+
+    #[test]
+    fn experts_are_checked_with_their_router() {
+        for model in ["qwen3_moe", "glm4_moe", "gpt_oss"] {
+            let (textbook, weights) = testing::tiny_model(model, 3, WeightFormat::Q8_0);
+            let plan = fuse(restrict_outputs((*textbook).clone()));
+            let live: &'static Tuning = Box::leak(Box::new(Tuning::default()));
+            let mut checks = Checks::new(Box::new(Faulty(live)), live, &plan, &weights, KvFormat::F32).unwrap();
+            let of_experts = |check: &Check| check.plan.ops.iter().any(|op| op.name() == "moe_down");
+            let found: Vec<_> = (0..checks.checks.len()).filter(|&place| of_experts(&checks.checks[place])).collect();
+            assert_eq!(found.len(), 1, "{model}: layers are alike");
+            let check = &mut checks.checks[found[0]];
+            let worst = |check: &mut Check| check.worst(&Faulty(live), KvFormat::F32, 7).unwrap();
+            assert!(worst(check) <= 1.0, "{model}");
+            live.set(KEY, Some("quarter"));
+            assert!(worst(check) > 1.0, "{model}");
+        }
     }
 
     #[test]
