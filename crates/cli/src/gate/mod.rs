@@ -167,15 +167,7 @@ impl Commands<'_> {
         if let Some(threads) = self.args.threads {
             push("--threads", threads.to_string());
         }
-        let forced: gpu::ForcedVariants = self.args.gpu.force_variant.iter().copied().collect();
-        if forced != gpu::ForcedVariants::NONE {
-            push("--force-variant", forced.to_string().replace(", ", ","));
-        }
-        if self.args.gpu.batch_invariant {
-            out.push("--batch-invariant".to_owned());
-        }
-        let ways = self.args.gpu.metal_way.iter().filter_map(ValueEnum::to_possible_value);
-        out.extend(ways.flat_map(|way| ["--metal-way".to_owned(), way.get_name().to_owned()]));
+        out.extend(self.args.gpu.words());
         out
     }
 
@@ -226,5 +218,62 @@ impl Commands<'_> {
         let flags = ["-p", "0", "-n", &lengths, "-r", &repetitions, "-o", "json"];
         let model: Vec<&str> = ["bench"].into_iter().chain(self.args.model.as_deref()).collect();
         self.of_model(&[&model[..], &flags].concat())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::load::args::GpuArgs;
+    use crate::load::tuned::TunedFrom;
+
+    #[derive(Parser)]
+    struct Gate {
+        #[command(flatten)]
+        gate: GateArgs,
+    }
+
+    #[derive(Parser)]
+    struct Gpu {
+        #[command(flatten)]
+        gpu: GpuArgs,
+    }
+
+    /// Those of the commands that a gate with `flags` starts, by the first word of each.
+    fn started(flags: &[&str]) -> Vec<Vec<String>> {
+        let Gate { gate } = Gate::parse_from([&["gate"], flags].concat());
+        let commands = Commands { args: &gate, device: CPU, room: 600 };
+        let all = [commands.verify(), commands.long_text(512), commands.golden_text(), commands.text_of_a_seed()];
+        all.into_iter().chain([commands.bench()]).collect()
+    }
+
+    #[test]
+    fn every_command_gets_the_flags_of_the_device() {
+        let given = [
+            "--tuned",
+            "t.json",
+            "--force-variant",
+            "norm_glu=linear",
+            "--metal-way",
+            "indirect",
+            "--metal-way",
+            "copied",
+            "--batch-invariant",
+        ];
+        for command in started(&given) {
+            let from = command.iter().position(|word| word == "--force-variant").expect("one that was given");
+            let words = [&["gpu".to_owned()], &command[from..from + given.len()]].concat();
+            let Gpu { gpu } = Gpu::parse_from(words);
+            let GpuArgs { batch_invariant, force_variant, tuned, metal_way, capture } = gpu;
+            assert!(batch_invariant && force_variant.len() == 1 && metal_way.len() == 2, "{command:?}");
+            assert_eq!((tuned, capture), (TunedFrom::File("t.json".into()), None), "{command:?}");
+        }
+        for command in started(&["--tuned", "off"]) {
+            assert!(command.windows(2).any(|words| words == ["--tuned", "off"]), "{command:?}");
+        }
+        let is_of_gpus = |word: &String| ["--tuned", "--force-variant", "--metal-way"].contains(&word.as_str());
+        assert!(started(&[]).iter().flatten().all(|word| !is_of_gpus(word)));
     }
 }

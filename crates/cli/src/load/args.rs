@@ -84,6 +84,32 @@ pub(crate) enum MetalWay {
 }
 
 impl GpuArgs {
+    /// The flags again, for another command of this program: every one that was given, but for --capture, which is of
+    /// one step of one process.
+    pub(crate) fn words(&self) -> Vec<String> {
+        // Each by name, so that a new flag is not forgotten here.
+        let Self { batch_invariant, force_variant, tuned, metal_way, capture: _ } = self;
+        let mut out = Vec::new();
+        let mut push = |flag: &str, value: &str| out.extend([flag.to_owned(), value.to_owned()]);
+        let forced: gpu::ForcedVariants = force_variant.iter().copied().collect();
+        if forced != gpu::ForcedVariants::NONE {
+            push("--force-variant", &forced.to_string().replace(", ", ","));
+        }
+        match tuned {
+            TunedFrom::Usual => {}
+            TunedFrom::Nowhere => push("--tuned", "off"),
+            TunedFrom::File(path) => push("--tuned", &path.to_string_lossy()),
+            TunedFrom::Tried(_) => unreachable!("no flag says what a tuner tries"),
+        }
+        for way in metal_way.iter().filter_map(ValueEnum::to_possible_value) {
+            push("--metal-way", way.get_name());
+        }
+        if *batch_invariant {
+            out.push("--batch-invariant".to_owned());
+        }
+        out
+    }
+
     /// What the flags say.
     pub(crate) fn settings(&self) -> GpuSettings {
         GpuSettings {
