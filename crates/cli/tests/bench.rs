@@ -445,7 +445,7 @@ fn kernels_are_measured_alone_and_compared_with_the_reference() {
 }
 
 #[test]
-fn rows_of_the_table_are_chosen_by_name_and_stand_beside_what_they_must_reach() {
+fn rows_of_the_table_are_chosen_by_name_and_say_whose_marks_there_are() {
     let names = succeed(&["bench", "table", "--list"]);
     assert!(names.lines().count() >= 30 && names.contains("llama-3.1-8b q8_0 decode @8192\n"), "{names}");
     let only = ["bench", "table", "--device", "cpu", "--only", "qwen2.5-0.5b q4_0", "-n", "2", "-r", "2"];
@@ -454,11 +454,14 @@ fn rows_of_the_table_are_chosen_by_name_and_stand_beside_what_they_must_reach() 
     assert_eq!((&row["name"], &row["unit"]), (&"qwen2.5-0.5b q4_0 decode".into(), &"tokens/s".into()));
     let figure = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key}: {row}"));
     assert!(figure("worst") <= figure("value") && figure("value") <= figure("best"), "{row}");
-    assert!((figure("of_must") * figure("must") - figure("value")).abs() < 1e-6 * figure("value"), "{row}");
+    // What rows must reach was said of another device.
+    assert!(["must", "goal", "of_must", "gap_percent"].iter().all(|key| row[key].is_null()), "{row}");
     assert!(row["row"]["read_bandwidth_gb_s"].as_f64() > Some(0.0), "{row}");
     let printed = succeed(&only);
     assert!(
-        printed.contains("| qwen2.5-0.5b q4_0 decode | tokens/s | ") && printed.contains(" | 2000 | "),
+        printed.contains("| qwen2.5-0.5b q4_0 decode | tokens/s | ")
+            && !printed.contains(" must |")
+            && printed.contains("of one NVIDIA H200 only, and this is another device"),
         "{printed}"
     );
     assert!(fail(&["bench", "table", "--only", "abacus"]).contains("no row has one of `abacus` in its name"));

@@ -38,7 +38,8 @@ pub(super) enum BenchCommand {
     Table(Box<TableArgs>),
 }
 
-/// Measure the rows of docs/performance/gpu.md in one run, beside what each must reach on an H200 and what the device gives
+/// Measure the rows of docs/performance/today.md in one run, beside what the device gives, and on an H200 what each
+/// must reach
 #[derive(Args, Debug)]
 pub(super) struct TableArgs {
     /// Only rows with one of these in their names, for example 'q8_0 decode' or qwen

@@ -144,46 +144,12 @@ fn spread(row: &Row) -> Spread {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Variants;
-    use super::super::statistics::Percentiles;
     use super::*;
-
-    fn row(samples: &[f64]) -> Row {
-        Row {
-            test: "tg128".to_owned(),
-            model: "m".to_owned(),
-            format: "q8_0".to_owned(),
-            device: "cpu".to_owned(),
-            threads: 1,
-            batch: 1,
-            depth: 0,
-            clock: "wall".to_owned(),
-            tokens_per_s: Summary::of(samples),
-            samples: samples.to_vec(),
-            default_tokens_per_s: None,
-            has_default_tokens: None,
-            latency_ms: Percentiles::of(&[1.0]),
-            latency_quantiles_ms: vec![],
-            ttft_ms: None,
-            load_ms: 0.0,
-            active_bytes: 0,
-            bandwidth_gb_s: None,
-            flops_per_s: 0.0,
-            read_bandwidth_gb_s: None,
-            peak_flops_per_s: None,
-            peak_class: None,
-            roofline_share: None,
-            weight_bytes: 0,
-            num_parameters: 0,
-            variants: Variants { isa: "scalar".to_owned(), kv_type: "f16".to_owned(), kernels: vec![] },
-            launches_per_step: None,
-            host_work_per_step: None,
-        }
-    }
 
     #[test]
     fn a_faster_memory_is_not_taken_for_a_faster_program() {
-        let at = |rate: f64, bandwidth: f64| Row { read_bandwidth_gb_s: Some(bandwidth), ..row(&[rate, rate]) };
+        let at =
+            |rate: f64, bandwidth: f64| Row { read_bandwidth_gb_s: Some(bandwidth), ..Row::of_samples(&[rate, rate]) };
         let verdict = |a, b| Compared::new(&a, &b).verdict();
         assert_eq!(verdict(at(100.0, 15.0), at(120.0, 18.0)), "20.0 % faster, as the machine is");
         assert_eq!(verdict(at(100.0, 15.0), at(120.0, 15.0)), "20.0 % faster");

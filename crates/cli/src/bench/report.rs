@@ -447,6 +447,43 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 #[cfg(test)]
+impl Row {
+    /// A row of these repetitions, which says nothing else.
+    pub(super) fn of_samples(samples: &[f64]) -> Self {
+        Self {
+            test: "tg128".to_owned(),
+            model: "m".to_owned(),
+            format: "q8_0".to_owned(),
+            device: "cpu".to_owned(),
+            threads: 1,
+            batch: 1,
+            depth: 0,
+            clock: "wall".to_owned(),
+            tokens_per_s: Summary::of(samples),
+            samples: samples.to_vec(),
+            default_tokens_per_s: None,
+            has_default_tokens: None,
+            latency_ms: Percentiles::of(&[1.0]),
+            latency_quantiles_ms: vec![],
+            ttft_ms: None,
+            load_ms: 0.0,
+            active_bytes: 0,
+            bandwidth_gb_s: None,
+            flops_per_s: 0.0,
+            read_bandwidth_gb_s: None,
+            peak_flops_per_s: None,
+            peak_class: None,
+            roofline_share: None,
+            weight_bytes: 0,
+            num_parameters: 0,
+            variants: Variants { isa: "scalar".to_owned(), kv_type: "f16".to_owned(), kernels: vec![] },
+            launches_per_step: None,
+            host_work_per_step: None,
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

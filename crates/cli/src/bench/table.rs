@@ -1,4 +1,5 @@
-//! `hotmetal bench table`: the rows that `docs/performance/gpu.md` is about, in one run, beside what each has to reach.
+//! `hotmetal bench table`: rows of `docs/performance/today.md` in one run, beside what each has to reach on the device
+//! that this was said of.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -37,6 +38,14 @@ impl Unit {
             Self::MillisecondsPerStep => "ms a step",
         }
     }
+}
+
+/// The card that the marks of the rows are of, as its driver calls it.
+const MARKED_CARD: &str = "NVIDIA H200";
+
+/// Whether the marks of the rows are of `device`: a description begins with the name of the hardware, up to its first comma.
+fn has_marks(device: &Device) -> bool {
+    device.description.split(',').next() == Some(MARKED_CARD)
 }
 
 /// A row: what is measured, and what is expected of it on one H200.
@@ -138,10 +147,13 @@ struct Measured {
     value: f64,
     worst: f64,
     best: f64,
+    /// Of the device that was measured; `None` where the marks are of another.
     must: Option<f64>,
     goal: Option<f64>,
     /// More than 1 is better than it must be.
     of_must: Option<f64>,
+    /// How far it is from the goal, in percent: negative where it falls short.
+    gap_percent: Option<f64>,
     /// What other programs gave, as the records of `--peers` say.
     peers: BTreeMap<String, f64>,
     /// By the best of them: more than 1 is better than every one.
@@ -151,8 +163,10 @@ struct Measured {
 }
 
 impl Measured {
-    fn new(case: &Case, row: Row, peers: &Peers) -> Self {
-        let (must, goal) = (case.marks.map(|[must, _]| must), case.marks.map(|[_, goal]| goal));
+    /// `has_marks` says whether the marks of the case are of the device that gave `row`.
+    fn new(case: &Case, row: Row, peers: &Peers, has_marks: bool) -> Self {
+        let marks = case.marks.filter(|_| has_marks);
+        let (must, goal) = (marks.map(|[must, _]| must), marks.map(|[_, goal]| goal));
         let Summary { median, min, max, .. } = row.tokens_per_s;
         let in_unit = |tokens_per_s: f64| match case.unit() {
             Unit::TokensPerSecond => tokens_per_s,
@@ -166,9 +180,10 @@ impl Measured {
         let (name, unit) = (case.name(), case.unit().name());
         let peers = peers.of(&name, unit);
         let of_must = must.map(times_as_good_as);
+        let gap_percent = goal.map(|goal| 100.0 * (times_as_good_as(goal) - 1.0));
         let of_peer = peers.values().map(|&peer| times_as_good_as(peer)).reduce(f64::min);
         let (worst, best) = (in_unit(min), in_unit(max));
-        Self { name, unit, value, worst, best, must, goal, of_must, peers, of_peer, row }
+        Self { name, unit, value, worst, best, must, goal, of_must, gap_percent, peers, of_peer, row }
     }
 }
 
@@ -257,7 +272,7 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
             for (case, test) in cases.into_iter().zip(&tests) {
                 progress.set_message(case.name());
                 let row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
-                let row = Measured::new(case, row, &peers);
+                let row = Measured::new(case, row, &peers, has_marks(&device));
                 if args.output == OutputFormat::Jsonl {
                     progress.suspend(|| stdout(&format!("{}\n", json!(row))))?;
                 }
@@ -273,52 +288,66 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
     let rows: Vec<_> = measured.into_iter().map(|(_, measured)| measured).collect();
     let result = json!({"schema": SCHEMA, "device": device, "run": facts, "rows": rows});
     match args.output {
-        OutputFormat::Md => stdout(&as_markdown(&rows, &peers, &facts.line(&device)))?,
+        OutputFormat::Md => stdout(&as_markdown(&rows, &peers, &device, &facts.line(&device)))?,
         OutputFormat::Json => stdout(&format!("{result:#}\n"))?,
         OutputFormat::Csv | OutputFormat::Jsonl => {}
     }
     args.record.keep(&result, &device, &facts, None)
 }
 
-fn as_markdown(rows: &[Measured], peers: &Peers, run: &str) -> String {
-    let mut out = String::from(
-        "| case | | median | worst to best | must | of must | goal | peer | of peer | of ceiling | ceiling |\n\
-         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n",
+fn as_markdown(rows: &[Measured], peers: &Peers, device: &Device, run: &str) -> String {
+    let has_marks = has_marks(device);
+    let (marks, lines) = match has_marks {
+        true => (" must | of must | goal | gap to goal |", " ---: | ---: | ---: | ---: |"),
+        false => ("", ""),
+    };
+    let mut out = format!(
+        "| case | | median | worst to best |{marks} peer | of peer | of ceiling | ceiling |\n\
+         | --- | --- | ---: | ---: |{lines} ---: | ---: | ---: | --- |\n"
     );
     let figure = |value: f64| if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") };
-    let or_dash = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), figure);
-    let times = |value: &Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"));
+    let dash = || "–".to_owned();
+    let or_dash = |value: Option<f64>| value.map_or_else(dash, figure);
+    let times = |value: &Option<f64>| value.map_or_else(dash, |value| format!("{value:.2}"));
     for measured in rows {
-        let Measured { name, unit, value, worst, best, must, goal, of_must, peers, of_peer, row } = measured;
+        let Measured { name, unit, value, worst, best, must, goal, of_must, gap_percent, peers, of_peer, row } =
+            measured;
         let ceiling = match (row.read_bandwidth_gb_s, row.peak_flops_per_s, &row.peak_class) {
             (Some(read), ..) => format!("{read:.0} GB/s read"),
             (None, Some(peak), Some(class)) => format!("{:.0} TOP/s of {class}", peak / 1e12),
-            _ => "–".to_owned(),
+            _ => dash(),
         };
-        let share = row.roofline_share.map_or_else(|| "–".to_owned(), |share| format!("{:.0} %", 100.0 * share));
+        let share = row.roofline_share.map_or_else(dash, |share| format!("{:.0} %", 100.0 * share));
+        let gap = gap_percent.map_or_else(dash, |gap| format!("{gap:+.1} %"));
+        let marks = match has_marks {
+            true => format!(" {} | {} | {} | {gap} |", or_dash(*must), times(of_must), or_dash(*goal)),
+            false => String::new(),
+        };
         // A peer that nobody measured is left blank.
         let peer =
             peers.iter().map(|(name, value)| format!("{name} {}", figure(*value))).collect::<Vec<_>>().join(", ");
         let _ = writeln!(
             out,
-            "| {name} | {unit} | {} | {} to {} | {} | {} | {} | {peer} | {} | {share} | {ceiling} |",
+            "| {name} | {unit} | {} | {} to {} |{marks} {peer} | {} | {share} | {ceiling} |",
             figure(*value),
             figure(*worst),
             figure(*best),
-            or_dash(*must),
-            times(of_must),
-            or_dash(*goal),
             times(of_peer),
         );
     }
     let missed = rows.iter().filter(|row| row.of_must.is_some_and(|of_must| of_must < 1.0)).count();
-    let _ = write!(
-        out,
-        "\n{missed} of {} rows miss what they must. \"Must\" and \"goal\" are of one H200; a ceiling was measured beside its \
-         row.\n{}{run}\n",
-        rows.iter().filter(|row| row.must.is_some()).count(),
-        peers.line(),
-    );
+    let with_marks = rows.iter().filter(|row| row.must.is_some()).count();
+    let of_marks = match has_marks {
+        true => format!(
+            "{missed} of {with_marks} rows miss what they must. \"Must\" and \"goal\" are of one H200; the gap is \
+             negative where the goal is missed."
+        ),
+        false => format!(
+            "What rows must reach is known of one {MARKED_CARD} only, and this is another device: {}.",
+            device.description
+        ),
+    };
+    let _ = write!(out, "\n{of_marks} A ceiling was measured beside its row.\n{}{run}\n", peers.line());
     out
 }
 
@@ -340,6 +369,49 @@ mod tests {
             // A goal is harder to reach than what must be.
             let is_harder = |[must, goal]: [f64; 2]| if case.batch > 1 { goal < must } else { goal > must };
             assert!(case.marks.is_none_or(is_harder), "{}", case.name());
+        }
+    }
+
+    /// What a table says of a row that takes `samples` tokens a second on a device of this description.
+    fn printed(case: &Case, samples: &[f64], description: &str) -> (Measured, String) {
+        let device = Device::from(&backend::DeviceInfo {
+            name: "cuda".to_owned(),
+            description: description.to_owned(),
+            memory_bytes: 1,
+            driver: None,
+        });
+        let none = Peers { records: vec![] };
+        let measured = || Measured::new(case, Row::of_samples(samples), &none, has_marks(&device));
+        let printed = as_markdown(&[measured()], &none, &device, "facts");
+        (measured(), printed)
+    }
+
+    #[test]
+    fn marks_stand_beside_the_device_that_they_are_of() {
+        let h200 = "NVIDIA H200, compute capability 9.0, 139.8 GiB";
+        let decode = decode(LLAMA_8B, "f16", 0, Some([265.0, 290.0]));
+        let (row, table) = printed(&decode, &[261.0], h200);
+        assert_eq!((row.must, row.goal), (Some(265.0), Some(290.0)));
+        assert!((row.gap_percent.unwrap() + 10.0).abs() < 1e-9, "{row:?}");
+        assert!(table.contains("| must | of must | goal | gap to goal |"), "{table}");
+        assert!(table.contains("| 265 | 0.98 | 290 | -10.0 % |") && table.contains("1 of 1 rows miss"), "{table}");
+        // Of a time the shorter is the better: 8 texts in 3 ms, where 3.6 are the goal.
+        let (row, table) = printed(&batch("f16", 8, [4.2, 3.6]), &[8.0 / 3e-3], h200);
+        assert!((row.gap_percent.unwrap() - 20.0).abs() < 1e-9 && table.contains("| 3.60 | +20.0 % |"), "{table}");
+        let no_marks = Case { marks: None, ..decode };
+        assert!(printed(&no_marks, &[261.0], h200).1.contains("| – | – | – | – |"));
+
+        for other in ["NVIDIA H200 NVL, compute capability 9.0", "NVIDIA H100 80GB HBM3, x", "AMD EPYC, 2 threads"] {
+            let (row, table) = printed(&decode, &[261.0], other);
+            assert_eq!((row.must, row.goal, row.of_must, row.gap_percent), (None, None, None, None));
+            assert!(!table.contains("must |") && !table.contains("gap"), "{table}");
+            assert!(
+                table.contains(&format!("of one NVIDIA H200 only, and this is another device: {other}.")),
+                "{table}"
+            );
+            let columns = |line: &str| line.matches(" |").count();
+            let lines: Vec<_> = table.lines().take(3).map(columns).collect();
+            assert!(lines.iter().all(|&columns| columns == lines[0]), "{table}");
         }
     }
 

@@ -14,8 +14,9 @@ use crate::output::note;
 
 /// Tokens that a step computes at most.
 pub(super) const BATCH_TOKENS: usize = 512;
-/// The same on an NVIDIA GPU, which with so many rows multiplies at its full speed (`docs/performance/gpu.md`). Not on
-/// others: a step of a laptop's would take seconds, and a client that goes away is seen between steps.
+/// The same on an NVIDIA GPU, which with so many rows multiplies at its full speed
+/// (`docs/performance/prefill-on-gpus.md`). Not on others: a step of a laptop's would take seconds, and a client that
+/// goes away is seen between steps.
 const BATCH_TOKENS_ON_CUDA: usize = 2048;
 
 /// Tokens of prompts in a step of a CPU in which texts go on too: they then take about as long as the decodes beside
