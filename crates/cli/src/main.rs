@@ -132,7 +132,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Serve(args) => serve::serve(args),
-        Command::Bench(args) => bench::bench(args),
+        Command::Bench(args) => bench::bench(args, &profile::STORED),
         Command::Tune(args) => bench::tune(args),
         Command::Verify(args) => verify::verify(args),
         Command::Gate(args) => gate::gate(args),

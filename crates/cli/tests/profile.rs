@@ -1,5 +1,6 @@
 //! `hotmetal profile` as a user meets it: real processes on the built-in model, whose parts must add up to the wall time.
 
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
@@ -151,12 +152,42 @@ fn parts_add_up_to_the_wall_time_and_the_trace_has_them_all() {
     let written = std::fs::read_to_string(&trace).expect("the trace was written");
     check_trace(&serde_json::from_str(&written).expect("one JSON object"));
 
-    // Such figures are not compared.
-    let file = folder.path().join("profile.json");
-    std::fs::write(&file, &printed).expect("the folder can be written");
-    let file = file.to_str().expect("a UTF-8 path");
-    let error = fail(&["bench", "compare", file, file]);
-    assert!(error.contains("measured while a profiler looked on"), "{error}");
+    stored_profiles_are_printed_and_compared(folder.path(), &printed);
+}
+
+/// `printed` is what `profile -o json` said.
+fn stored_profiles_are_printed_and_compared(folder: &Path, printed: &str) {
+    let keep = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).expect("the folder can be written");
+        path.to_str().expect("a UTF-8 path").to_owned()
+    };
+    let before = keep("before.json", printed);
+    let (table, _) = succeed(&["bench", "report", &before]);
+    for expected in ["### pp40 @ d0: ", "### tg12 @ d1: ", "| norm_glu | 1 × 256 → 512 | bf16 |", "*sample*", "**sum**"]
+    {
+        assert!(table.contains(expected), "{expected} in {table}");
+    }
+    let mut value: Value = serde_json::from_str(printed).expect("one JSON object");
+    let glu = rows(&value, "phases")[1]["ops"].as_array().expect("ops").iter().position(|op| op["op"] == "norm_glu");
+    let glu = &mut value["phases"][1]["ops"][glu.expect("there is one")];
+    glu["total_ms"] = (2.0 * number(&glu["total_ms"])).into();
+    let (table, _) = succeed(&["bench", "compare", &before, &keep("after.json", &value.to_string())]);
+    let mut glu = table.lines().filter(|line| line.starts_with("| norm_glu | 1 × 256 → 512 | bf16 |"));
+    assert!(glu.any(|line| line.contains(" | +100.0 % | ")), "{table}");
+    assert!(table.contains("### pp40 @ d0\n") && !table.contains("only"), "{table}");
+
+    // Where results of `bench` are read, a profile is named.
+    let bench = keep("bench.json", &succeed(&["bench", "-p", "0", "-n", "1", "-r", "1", "-o", "json"]).0);
+    for args in [["compare", &before, &bench], ["compare", &bench, &before], ["report", &bench, &before]] {
+        let error = fail(&[&["bench"], &args[..]].concat());
+        assert!(error.contains("before.json` is a profile (`hotmetal profile -o json`)"), "{args:?}: {error}");
+    }
+    let page = folder.join("page.html").display().to_string();
+    let error = fail(&["bench", "report", &before, "-o", &page]);
+    assert!(error.contains("before.json` is a profile"), "{error}");
+    let error = fail(&["bench", "table", "--peers", &before]);
+    assert!(error.contains("this is a profile") && error.contains("before.json"), "{error}");
 }
 
 #[test]

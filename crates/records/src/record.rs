@@ -45,6 +45,9 @@ impl Record {
 
     fn of_text(machine: &str, file: &str, text: &str) -> Result<Self, String> {
         let record: Value = serde_json::from_str(text).map_err(|error| format!("this is not JSON: {error}"))?;
+        if record["phases"].is_array() {
+            return Err("this is a profile (`hotmetal profile -o json`), and no result of `hotmetal bench`".to_owned());
+        }
         if record["profiled"] == true {
             return Err("this was measured while a profiler looked on, which slows it down".to_owned());
         }
@@ -126,6 +129,10 @@ mod tests {
         let error = |file, date, rows| record(file, date, rows).unwrap_err().to_string();
         let no_figure = r#"{"name": "decode", "unit": "tokens/s"}"#;
         assert!(error("2026-11-25-a.json", "2026-11-25", no_figure).contains("no `value`"));
+        let profile = r#"{"profiled": true, "run": {"date": "2026-11-25"}, "phases": []}"#;
+        let error_of = |text| Record::read("m", "2026-11-25-a.json", text).unwrap_err().to_string();
+        assert!(error_of(profile).contains("this is a profile"), "{}", error_of(profile));
+        assert!(error_of(r#"{"profiled": true, "rows": []}"#).contains("while a profiler looked on"));
         assert!(error("2026-11-24-a.json", "2026-11-25", "").contains("is named"));
         assert!(error("2026-11-25-a.json", "2026-11-25", r#"{"what": 1}"#).contains("in row 0: this is no row"));
         assert!(Record::read("m", "2026-11-25-a.json", "[").unwrap_err().to_string().contains("not JSON"));

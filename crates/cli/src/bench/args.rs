@@ -77,16 +77,16 @@ pub(super) struct TableArgs {
     pub(super) record: RecordArgs,
 }
 
-/// Make one page of results of `bench -o json` and `bench kernels -o json`
+/// Make one page of results of `bench -o json` and `bench kernels -o json`, or print those of `profile -o json` again
 #[derive(Args, Debug)]
 pub(super) struct ReportArgs {
     /// Results to show together
     #[arg(value_name = "RESULT.json", required = true)]
     pub(super) results: Vec<PathBuf>,
 
-    /// The page to write
+    /// The page to write; profiles are printed, and have none
     #[arg(long, short = 'o', value_name = "OUT.html")]
-    pub(super) output: PathBuf,
+    pub(super) output: Option<PathBuf>,
 }
 
 /// Measure each op of a model by itself, and the steps from a textbook loop to the shipped kernel
@@ -206,7 +206,7 @@ impl KernelsArgs {
     }
 }
 
-/// Compare two results of `bench -o json`, row by row
+/// Compare two results of `bench -o json`, row by row, or two of `profile -o json`, op by op
 #[derive(Args, Debug)]
 pub(super) struct CompareArgs {
     /// The result before

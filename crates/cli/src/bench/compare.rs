@@ -1,13 +1,15 @@
-//! `hotmetal bench compare`: what changed between two results, and what is noise.
+//! `hotmetal bench compare`: what changed between two results, and what is noise. Two profiles are compared op by op
+//! (`crate::profile`).
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use records::{Change, Spread};
-use serde::Deserialize;
+use serde_json::Value;
 
+use super::Profiles;
 use super::args::CompareArgs;
-use super::report::{Report, Row};
+use super::report::{Device, Facts, Report, Row};
 use super::statistics::Summary;
 use crate::files;
 use crate::output::{note, stdout};
@@ -16,42 +18,65 @@ use crate::output::{note, stdout};
 const SAME_MEMORY: f64 = 0.05;
 
 /// Runs `hotmetal bench compare`.
-pub(super) fn compare(args: &CompareArgs) -> Result<()> {
-    let (before, after) = (read(&args.before)?, read(&args.after)?);
-    if before.device != after.device {
-        note(&format!("warning: the machines differ: {} and {}", before.device.description, after.device.description));
+pub(super) fn compare(args: &CompareArgs, profiles: &Profiles) -> Result<()> {
+    let (before, after) = (value(&args.before)?, value(&args.after)?);
+    let table = match ((profiles.is_profile)(&before), (profiles.is_profile)(&after)) {
+        (true, true) => {
+            let [first, second] = [&args.before, &args.after].map(|path| path.display().to_string());
+            (profiles.compared)((&first, before), (&second, after))?
+        }
+        (false, false) => {
+            let (before, after) = (report(&args.before, before)?, report(&args.after, after)?);
+            warn_of_difference((&before.device, &before.run), (&after.device, &after.run));
+            table(&before, &after)?
+        }
+        (is_profile, _) => {
+            let (profile, other) = if is_profile { (&args.before, &args.after) } else { (&args.after, &args.before) };
+            bail!(
+                "`{}` is a profile (`hotmetal profile -o json`), and `{}` is none: a profile is compared with a \
+                 profile, and a result of `hotmetal bench` with another",
+                profile.display(),
+                other.display()
+            );
+        }
+    };
+    Ok(stdout(&table)?)
+}
+
+/// Says where two results are not of the same machine, or not of one that was idle.
+pub(crate) fn warn_of_difference(before: (&Device, &Facts), after: (&Device, &Facts)) {
+    let [(first, _), (second, _)] = [before, after];
+    if first != second {
+        note(&format!("warning: the machines differ: {} and {}", first.description, second.description));
     }
-    for (which, report) in [("first", &before), ("second", &after)] {
-        if let Some(load) = report.run.busy_load() {
+    for (which, (_, run)) in [("first", before), ("second", after)] {
+        if let Some(load) = run.busy_load() {
             note(&format!(
                 "warning: other programs ran while the {which} result was measured (load average {load:.2}): a difference may be \
                  theirs"
             ));
         }
     }
-    stdout(&table(&before, &after)?)?;
-    Ok(())
 }
 
-fn read(path: &Path) -> Result<Report> {
+fn foreign(path: &Path) -> String {
+    format!("`{}` is not a result of `hotmetal bench -o json`", path.display())
+}
+
+fn value(path: &Path) -> Result<Value> {
     let text = files::read_text(path, "", files::RESULT_BYTES_MAX)?;
-    let foreign = || format!("`{}` is not a result of `hotmetal bench -o json`", path.display());
-    // Asked first, so that a result of `hotmetal profile`, which has other rows, is told from a foreign file.
-    let Marked { profiled } = serde_json::from_str(&text).with_context(foreign)?;
-    if profiled {
+    serde_json::from_str(&text).with_context(|| foreign(path))
+}
+
+/// The result of `bench` that `value`, read from `path`, is.
+fn report(path: &Path, value: Value) -> Result<Report> {
+    if value["profiled"] == true {
         bail!(
             "`{}` was measured while a profiler looked on, which slows it down: compare results without",
             path.display()
         );
     }
-    serde_json::from_str(&text).with_context(foreign)
-}
-
-/// The one field that every result has.
-#[derive(Deserialize)]
-struct Marked {
-    #[serde(default)]
-    profiled: bool,
+    serde_json::from_value(value).with_context(|| foreign(path))
 }
 
 fn table(before: &Report, after: &Report) -> Result<String> {

@@ -25,9 +25,10 @@ mod workload;
 
 use anyhow::Result;
 use indicatif::ProgressBar;
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(crate) use args::{BenchArgs, TargetArgs, with_long_pg};
+pub(crate) use compare::warn_of_difference;
 pub(crate) use record::{RecordArgs, read_all as read_records};
 pub(crate) use report::{Device, Facts, SCHEMA};
 pub(crate) use run::{Parts, Source};
@@ -44,14 +45,27 @@ use measured::{Ceiling, measured_row};
 use progress::progress;
 use report::Report;
 
+/// A result that was kept, with the name of its file.
+type Kept<'a> = (&'a str, Value);
+
+/// What reads profiles that were kept. Given to this module, because `crate::profile` is built on it.
+pub(crate) struct Profiles {
+    /// Whether it is what `hotmetal profile -o json` prints.
+    pub(crate) is_profile: fn(&Value) -> bool,
+    /// The table of a profile, from the file of that name.
+    pub(crate) printed: fn(&str, Value) -> Result<String>,
+    /// What changed from the first to the second.
+    pub(crate) compared: fn(Kept<'_>, Kept<'_>) -> Result<String>,
+}
+
 /// Runs `hotmetal bench`.
-pub(crate) fn bench(args: &BenchArgs) -> Result<()> {
+pub(crate) fn bench(args: &BenchArgs, profiles: &Profiles) -> Result<()> {
     match &args.command {
         Some(BenchCommand::Kernels(args)) => kernels::kernels(args),
-        Some(BenchCommand::Compare(args)) => compare::compare(args),
+        Some(BenchCommand::Compare(args)) => compare::compare(args, profiles),
         Some(BenchCommand::History(args)) => history::history(args),
         Some(BenchCommand::Impact(args)) => impact::impact(args),
-        Some(BenchCommand::Report(args)) => html::report(args),
+        Some(BenchCommand::Report(args)) => html::report(args, profiles),
         Some(BenchCommand::Serve(args)) => serve::serve(args),
         Some(BenchCommand::Table(args)) => table::table(args),
         None if args.measure.explain_dispatch => explain_dispatch(&args.measure),

@@ -6,6 +6,7 @@
 mod args;
 mod report;
 mod run;
+mod stored;
 mod summary;
 mod trace;
 
@@ -14,6 +15,7 @@ use plan::StepShape;
 use tensor::{Tensor, WeightFormat};
 
 pub(crate) use args::ProfileArgs;
+pub(crate) use stored::STORED;
 
 use crate::bench::{Device, Facts, Parts, SEED, Source, TargetArgs};
 use crate::ceiling;
@@ -73,7 +75,7 @@ fn record(args: &ProfileArgs) -> Result<()> {
         model: source.name().to_owned(),
         format: format.name().to_ascii_lowercase(),
         threads: meter.threads(),
-        sampling: "greedy",
+        sampling: "greedy".into(),
         decodes_text: session.decodes_text(),
         phases: summaries,
     };
@@ -139,7 +141,7 @@ impl Meter {
         for format in &self.formats {
             if let Some(ceiling::Peak { instruction, ops_per_s, .. }) = self.meter.peak_of_format(*format)? {
                 let format = format.name().to_ascii_lowercase();
-                peaks.push(Peak { format, flops_per_s: ops_per_s, instruction });
+                peaks.push(Peak { format, flops_per_s: ops_per_s, instruction: instruction.into() });
             }
         }
         // Nothing that can be recorded is without one.

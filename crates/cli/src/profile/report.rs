@@ -1,10 +1,11 @@
 //! A profile as text: tables for people, one object for programs.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use backend::profile::OpInfo;
 use plan::StepShape;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::summary::{OpRow, Peak, Summary};
@@ -12,7 +13,7 @@ use crate::bench::{Device, Facts};
 
 /// What `profile -o json` prints. Its figures are those of a program that watches itself: `profiled` keeps them from being
 /// compared with any other's.
-#[derive(Serialize)]
+#[derive(Deserialize, Serialize)]
 pub(super) struct Report {
     pub(super) profiled: bool,
     pub(super) device: Device,
@@ -21,7 +22,7 @@ pub(super) struct Report {
     pub(super) format: String,
     pub(super) threads: usize,
     /// How tokens were sampled.
-    pub(super) sampling: &'static str,
+    pub(super) sampling: Cow<'static, str>,
     /// Whether they were decoded to text.
     pub(super) decodes_text: bool,
     pub(super) phases: Vec<Summary>,
@@ -135,7 +136,7 @@ fn op_line(op: &OpRow, is_replayed: bool) -> String {
     let number =
         |value: Option<f64>, scale: f64| value.map_or("–".to_owned(), |value| format!("{:.1}", value / scale));
     let cells = [
-        op.op.to_owned(),
+        op.op.to_string(),
         op.shape.clone(),
         op.format.clone(),
         op.count.to_string(),

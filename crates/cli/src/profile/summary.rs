@@ -2,16 +2,17 @@
 //! as the mean of all lanes), the edges of the device's steps, or the host; so the parts add up to the wall time. What a
 //! device repeats of a step to measure it is no part of it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use backend::profile::{Cost, Part, StepRecord};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::run::{Measured, Trial};
 use crate::bench::{Percentiles, median};
 
 /// What the machine gives, measured before and after the phase: on virtual machines it changes within minutes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Ceiling {
     /// What the same threads read from memory.
     pub(super) read_bandwidth_gb_s: f64,
@@ -19,11 +20,11 @@ pub(super) struct Ceiling {
 }
 
 /// The most that the same threads compute with the vectors that products of weights in a format can be made of.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Peak {
     pub(super) format: String,
     pub(super) flops_per_s: f64,
-    pub(super) instruction: &'static str,
+    pub(super) instruction: Cow<'static, str>,
 }
 
 impl Ceiling {
@@ -47,7 +48,7 @@ impl Ceiling {
 }
 
 /// The result of a phase.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Summary {
     /// `pp512` or `tg64`, as `bench` names them.
     pub(super) test: String,
@@ -79,9 +80,9 @@ pub(super) struct Summary {
 }
 
 /// One kind of op: the same shape, format and kernel in every layer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct OpRow {
-    pub(super) op: &'static str,
+    pub(super) op: Cow<'static, str>,
     pub(super) shape: String,
     pub(super) format: String,
     pub(super) variant: String,
@@ -103,9 +104,9 @@ pub(super) struct OpRow {
 }
 
 /// Time that belongs to no op.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct RestRow {
-    pub(super) part: &'static str,
+    pub(super) part: Cow<'static, str>,
     pub(super) total_ms: f64,
     /// A step.
     pub(super) mean_us: f64,
@@ -113,7 +114,7 @@ pub(super) struct RestRow {
 }
 
 /// What one lane did.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct ThreadRow {
     pub(super) thread: String,
     pub(super) work_ms: f64,
@@ -124,7 +125,7 @@ pub(super) struct ThreadRow {
 }
 
 /// What recording cost.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Recording {
     /// A step and thread.
     pub(super) clock_readings: f64,
@@ -275,7 +276,7 @@ impl Group {
         let Self { elapsed_ns, alone_ns, wait_ns, bytes, flops } = self;
         let total_ns: f64 = elapsed_ns.iter().sum();
         OpRow {
-            op,
+            op: op.into(),
             shape,
             format,
             variant,
@@ -326,7 +327,7 @@ impl Rest {
             ("between steps", self.between_steps),
         ];
         let row = |(part, ns): (&'static str, f64)| RestRow {
-            part,
+            part: part.into(),
             total_ms: ns / 1e6,
             mean_us: ns / num_steps.max(1) as f64 / 1e3,
             wall_share: ns / wall_ns,
@@ -380,8 +381,11 @@ mod tests {
 
     /// Of F32 and Q8_0.
     fn ceiling_of(read_bandwidth_gb_s: f64, peaks: [f64; 2]) -> Ceiling {
-        let peak =
-            |(format, flops_per_s): (&str, f64)| Peak { format: format.to_owned(), flops_per_s, instruction: "" };
+        let peak = |(format, flops_per_s): (&str, f64)| Peak {
+            format: format.to_owned(),
+            flops_per_s,
+            instruction: "".into(),
+        };
         Ceiling { read_bandwidth_gb_s, peaks: ["f32", "q8_0"].into_iter().zip(peaks).map(peak).collect() }
     }
 
@@ -393,7 +397,7 @@ mod tests {
     fn every_nanosecond_is_in_one_part() {
         let summary = summarize(&measured(), ceiling(), 2.0);
         assert!((summary.parts_share - 1.0).abs() < 1e-9, "{}", summary.parts_share);
-        let rest: Vec<_> = summary.rest.iter().map(|row| (row.part, (row.total_ms * 1e6).round())).collect();
+        let rest: Vec<_> = summary.rest.iter().map(|row| (&*row.part, (row.total_ms * 1e6).round())).collect();
         let expected = [
             ("schedule", 90.0),
             ("submit", 6.0),
@@ -423,7 +427,7 @@ mod tests {
     fn ops_are_means_of_their_lanes() {
         let summary = summarize(&measured(), ceiling(), 2.0);
         let [second, first] = &summary.ops[..] else { panic!("two kinds: {:?}", summary.ops) };
-        assert_eq!((first.op, second.op), ("first", "second"));
+        assert_eq!((&*first.op, &*second.op), ("first", "second"));
         let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found}, not {expected}");
         near(first.total_ms * 1e6, 290.0);
         near(first.wait_ms * 1e6, 50.0);

@@ -1,4 +1,5 @@
 //! `--report out.html` and `bench report`: results as one page that needs nothing else, light or dark, on any screen.
+//! Profiles are printed again as they were.
 
 mod plot;
 
@@ -7,29 +8,44 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::Profiles;
 use super::args::ReportArgs;
 use super::kernels::report::{KernelReport, KernelRow};
 use super::report::{Device, Facts, Report, Row};
+use crate::output::stdout;
 use crate::{files, units};
 use plot::{Plot, Scale, escaped, legend};
 
 const STYLE: &str = include_str!("page.css");
 
 /// Runs `hotmetal bench report`.
-pub(super) fn report(args: &ReportArgs) -> Result<()> {
-    let (mut models, mut kernels) = (Vec::new(), Vec::new());
+pub(super) fn report(args: &ReportArgs, stored: &Profiles) -> Result<()> {
+    let (mut models, mut kernels, mut profiles) = (Vec::new(), Vec::new(), Vec::new());
     for path in &args.results {
         let text = files::read_text(path, "", files::RESULT_BYTES_MAX)?;
         let not_ours = || format!("`{}` is not a result of `hotmetal bench -o json`", path.display());
         let value: Value = serde_json::from_str(&text).with_context(not_ours)?;
+        if (stored.is_profile)(&value) {
+            profiles.push((path.display().to_string(), value));
         // Results of kernels say through how much memory their weights rotated.
-        if value.get("rotation").is_some() {
+        } else if value.get("rotation").is_some() {
             kernels.push(serde_json::from_value(value).with_context(not_ours)?);
         } else {
             models.push(serde_json::from_value(value).with_context(not_ours)?);
         }
     }
-    write(&args.output, &models, &kernels)
+    match (&args.output, profiles.first()) {
+        (None, None) => bail!("a page needs a name: expected -o OUT.html"),
+        (Some(path), None) => write(path, &models, &kernels),
+        (output, Some((name, _))) if output.is_some() || profiles.len() < args.results.len() => bail!(
+            "`{name}` is a profile (`hotmetal profile -o json`), and a page has results of `hotmetal bench` only: give \
+             profiles by themselves and without -o, and they are printed"
+        ),
+        (_, Some(_)) => {
+            let tables = profiles.into_iter().map(|(name, value)| (stored.printed)(&name, value));
+            Ok(stdout(&tables.collect::<Result<Vec<_>>>()?.join("\n"))?)
+        }
+    }
 }
 
 /// Writes the page of these results to `path`.
