@@ -95,13 +95,14 @@ def record(found: dict, device: dict, args: argparse.Namespace) -> dict:
     models = dict(zip((file.name for file in args.files), args.name or [file.stem for file in args.files]))
     rows = []
     for key, mine in found[OURS].items():
-        peers = {}
+        peers, versions = {}, {}
         for name in found:
             results = found[name].get(key, [])
             if name != OURS and results:
-                # What llama-bench says of its own build.
+                # What llama-bench says of its own build; `bench table --peers` refuses a figure without.
                 build = [str(results[0][field]) for field in ("build_number", "build_commit") if field in results[0]]
                 peers[" ".join([name, *build])] = results
+                versions[" ".join([name, *build])] = " ".join(build)
         mine_rates = rates(mine)
         rows.append(
             {
@@ -115,6 +116,7 @@ def record(found: dict, device: dict, args: argparse.Namespace) -> dict:
                 "weight_bytes": mine[0]["weight_bytes"],
                 "peers": {name: statistics.median(rates(results)) for name, results in peers.items()},
                 "peer_samples": {name: rates(results) for name, results in peers.items()},
+                "peer_versions": versions,
                 "peer_weight_bytes": {name: results[0].get("model_size") for name, results in peers.items()},
             }
         )

@@ -23,6 +23,10 @@ pub struct Row {
     pub samples: Vec<f64>,
     /// Others that did the same in turns: program and figure.
     pub peers: Vec<(String, f64)>,
+    /// The builds of those: program and version.
+    pub peer_versions: Vec<(String, String)>,
+    /// The bytes of the weights that they read: program and bytes.
+    pub peer_weight_bytes: Vec<(String, f64)>,
     /// Of the ceiling that was measured beside it; 1 is all of it.
     pub roofline_share: Option<f64>,
     /// The least that counts.
@@ -112,6 +116,10 @@ impl Row {
             let members = row.get(name).and_then(Value::as_object).into_iter().flatten();
             members.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect()
         };
+        let texts = |name: &str| -> Vec<(String, String)> {
+            let members = row.get(name).and_then(Value::as_object).into_iter().flatten();
+            members.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
+        };
         let mut peers = numbers("peers");
         peers.extend(number("llama_cpp").map(|figure| ("llama.cpp".to_owned(), figure)));
         let read = Self {
@@ -123,6 +131,8 @@ impl Row {
             // `bench table` has the samples of the row that it holds, which are in tokens per second.
             samples: row.get("samples").map(numbers_in).unwrap_or_default(),
             peers,
+            peer_versions: texts("peer_versions"),
+            peer_weight_bytes: numbers("peer_weight_bytes"),
             roofline_share: number("roofline_share"),
             must: number("must"),
             goal: number("goal"),

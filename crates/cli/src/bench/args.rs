@@ -58,7 +58,8 @@ pub(super) struct TableArgs {
     #[arg(long, short = 'r', value_name = "N", default_value_t = 3)]
     pub(super) repetitions: usize,
 
-    /// Show the figures of other programs from these records beside ours
+    /// Show the figures of other programs from these records beside ours: they name the command, the device, and of
+    /// each program the version and the bytes of its weights
     #[arg(long, value_name = "RECORD.json")]
     pub(super) peers: Vec<PathBuf>,
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use records::Record;
 use serde::Serialize;
 use serde_json::json;
@@ -43,9 +43,15 @@ impl Unit {
 /// The card that the marks of the rows are of, as its driver calls it.
 const MARKED_CARD: &str = "NVIDIA H200";
 
-/// Whether the marks of the rows are of `device`: a description begins with the name of the hardware, up to its first comma.
+/// The name of the hardware: what a description begins with, up to its first comma. A person writes "one" before it.
+fn hardware(description: &str) -> &str {
+    let name = description.split(',').next().unwrap_or_default();
+    name.strip_prefix("one ").unwrap_or(name)
+}
+
+/// Whether the marks of the rows are of `device`.
 fn has_marks(device: &Device) -> bool {
-    device.description.split(',').next() == Some(MARKED_CARD)
+    hardware(&device.description) == MARKED_CARD
 }
 
 /// A row: what is measured, and what is expected of it on one H200.
@@ -154,18 +160,20 @@ struct Measured {
     of_must: Option<f64>,
     /// How far it is from the goal, in percent: negative where it falls short.
     gap_percent: Option<f64>,
-    /// What other programs gave, as the records of `--peers` say.
+    /// What other programs gave on the same hardware, as the records of `--peers` say.
     peers: BTreeMap<String, f64>,
-    /// By the best of them: more than 1 is better than every one.
+    /// By the best of those: more than 1 is better than every one.
     of_peer: Option<f64>,
+    /// All that other programs gave, on other hardware too, and what these figures are worth nothing without.
+    peer_sources: Vec<Peer>,
     /// As `bench -o json` has it, with the ceilings that were measured beside it.
     row: Row,
 }
 
 impl Measured {
-    /// `has_marks` says whether the marks of the case are of the device that gave `row`.
-    fn new(case: &Case, row: Row, peers: &Peers, has_marks: bool) -> Self {
-        let marks = case.marks.filter(|_| has_marks);
+    /// `row` is what `device` gave.
+    fn new(case: &Case, row: Row, peers: &Peers, device: &Device) -> Self {
+        let marks = case.marks.filter(|_| has_marks(device));
         let (must, goal) = (marks.map(|[must, _]| must), marks.map(|[_, goal]| goal));
         let Summary { median, min, max, .. } = row.tokens_per_s;
         let in_unit = |tokens_per_s: f64| match case.unit() {
@@ -178,49 +186,118 @@ impl Measured {
             Unit::MillisecondsPerStep => other / value,
         };
         let (name, unit) = (case.name(), case.unit().name());
-        let peers = peers.of(&name, unit);
+        let peer_sources = peers.of(&name, unit);
+        // What another device gave says nothing about this program.
+        let here = peer_sources.iter().filter(|peer| peer.is_on(device));
+        let peers: BTreeMap<_, _> = here.map(|peer| (peer.program.clone(), peer.value)).collect();
         let of_must = must.map(times_as_good_as);
         let gap_percent = goal.map(|goal| 100.0 * (times_as_good_as(goal) - 1.0));
         let of_peer = peers.values().map(|&peer| times_as_good_as(peer)).reduce(f64::min);
         let (worst, best) = (in_unit(min), in_unit(max));
-        Self { name, unit, value, worst, best, must, goal, of_must, gap_percent, peers, of_peer, row }
+        Self { name, unit, value, worst, best, must, goal, of_must, gap_percent, peers, of_peer, peer_sources, row }
+    }
+}
+
+/// What another program gave, and what that is worth nothing without.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Peer {
+    program: String,
+    value: f64,
+    version: String,
+    /// Of the weights that it read.
+    weight_bytes: f64,
+    /// What it computed on, to a person.
+    device: String,
+    command: String,
+    day: String,
+}
+
+impl Peer {
+    /// As a cell has it: with the device, where that is another than `ours`.
+    fn cell(&self, ours: &Device) -> String {
+        let elsewhere = match self.is_on(ours) {
+            true => String::new(),
+            false => format!(" on {}", hardware(&self.device)),
+        };
+        format!("{} {}{elsewhere}", self.program, figure(self.value))
+    }
+
+    fn is_on(&self, device: &Device) -> bool {
+        hardware(&self.device) == hardware(&device.description)
     }
 }
 
 /// What other programs gave: from records of theirs, never from memory.
 struct Peers {
-    records: Vec<Record>,
+    /// Each with the name and the unit of its quantity, as the records have them.
+    found: Vec<(String, String, Peer)>,
 }
 
 impl Peers {
     fn read(paths: &[PathBuf]) -> Result<Self> {
-        let read = |path: &PathBuf| {
+        let mut found = Vec::new();
+        for path in paths {
             let record = record::read(path)?;
-            if record.command.is_none() || record.rows.iter().all(|row| row.peers.is_empty()) {
-                bail!(
-                    "`{}` has no figures of other programs, or not the command that gave them (`rows[].peers`, `run.command`)",
-                    path.display()
-                );
-            }
-            Ok(record)
-        };
-        Ok(Self { records: paths.iter().map(read).collect::<Result<_>>()? })
+            let of_record = Self::of_record(&record);
+            found.extend(of_record.with_context(|| format!("`{}` gives no figures of others", path.display()))?);
+        }
+        Ok(Self { found })
     }
 
-    /// What they say of a quantity, by the program; of two that say something, the later one holds.
-    fn of(&self, name: &str, unit: &str) -> BTreeMap<String, f64> {
-        let rows = self.records.iter().flat_map(|record| &record.rows);
-        let of_quantity = rows.filter(|row| row.name == name && row.unit == unit);
-        of_quantity.flat_map(|row| row.peers.iter().cloned()).collect()
+    /// Refuses a record that does not say of each figure which program gave it, how, on what and of how many bytes.
+    fn of_record(record: &Record) -> Result<Vec<(String, String, Peer)>> {
+        let Record { device, command, rows, .. } = record;
+        let command = command.clone().filter(|command| !command.is_empty());
+        let command = command.context("`run.command` is missing: the command that measured them")?;
+        if device.is_empty() {
+            bail!("`device.description` is empty: what they were measured on");
+        }
+        let mut found = Vec::new();
+        for row in rows {
+            for (program, value) in &row.peers {
+                let missing = |field: &str, what: &str| {
+                    format!("`rows[].{field}` of `{program}` is missing in `{}`: {what}", row.name)
+                };
+                let version = row.peer_versions.iter().find(|(name, version)| name == program && !version.is_empty());
+                let (_, version) = version.with_context(|| missing("peer_versions", "which build it is"))?;
+                let bytes = row.peer_weight_bytes.iter().find(|(name, bytes)| name == program && *bytes > 0.0);
+                let (_, weight_bytes) =
+                    bytes.with_context(|| missing("peer_weight_bytes", "of how many bytes of weights it is"))?;
+                let peer = Peer {
+                    program: program.clone(),
+                    value: *value,
+                    version: version.clone(),
+                    weight_bytes: *weight_bytes,
+                    device: device.clone(),
+                    command: command.clone(),
+                    day: record.day().to_owned(),
+                };
+                found.push((row.name.clone(), row.unit.clone(), peer));
+            }
+        }
+        if found.is_empty() {
+            bail!("`rows[].peers` is missing: the figures");
+        }
+        Ok(found)
+    }
+
+    /// What they say of a quantity, by the program and the hardware; of two that say something, the later one holds.
+    fn of(&self, name: &str, unit: &str) -> Vec<Peer> {
+        let of_quantity = self.found.iter().filter(|(of, in_unit, _)| of == name && in_unit == unit);
+        let by_program = of_quantity.map(|(.., peer)| ((&peer.program, hardware(&peer.device)), peer));
+        by_program.collect::<BTreeMap<_, _>>().into_values().cloned().collect()
     }
 
     /// Where the figures come from.
     fn line(&self) -> String {
-        let of = |record: &Record| {
-            let command = record.command.as_deref().unwrap_or_default();
-            format!("Peers of {} are those of {}: `{command}`.\n", record.day(), record.device)
-        };
-        self.records.iter().map(of).collect()
+        let mut lines: Vec<String> = Vec::new();
+        for (.., Peer { program, version, device, command, day, .. }) in &self.found {
+            let line = format!("{program} ({version}), {day}, on {device}: `{command}`.\n");
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+        lines.concat()
     }
 }
 
@@ -272,7 +349,7 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
             for (case, test) in cases.into_iter().zip(&tests) {
                 progress.set_message(case.name());
                 let row = measured_row(&mut loaded, test, args.repetitions, &mut ceiling, &mut || progress.inc(1))?;
-                let row = Measured::new(case, row, &peers, has_marks(&device));
+                let row = Measured::new(case, row, &peers, &device);
                 if args.output == OutputFormat::Jsonl {
                     progress.suspend(|| stdout(&format!("{}\n", json!(row))))?;
                 }
@@ -295,6 +372,10 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
     args.record.keep(&result, &device, &facts, None)
 }
 
+fn figure(value: f64) -> String {
+    if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
+}
+
 fn as_markdown(rows: &[Measured], peers: &Peers, device: &Device, run: &str) -> String {
     let has_marks = has_marks(device);
     let (marks, lines) = match has_marks {
@@ -305,13 +386,25 @@ fn as_markdown(rows: &[Measured], peers: &Peers, device: &Device, run: &str) -> 
         "| case | | median | worst to best |{marks} peer | of peer | of ceiling | ceiling |\n\
          | --- | --- | ---: | ---: |{lines} ---: | ---: | ---: | --- |\n"
     );
-    let figure = |value: f64| if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") };
     let dash = || "–".to_owned();
     let or_dash = |value: Option<f64>| value.map_or_else(dash, figure);
     let times = |value: &Option<f64>| value.map_or_else(dash, |value| format!("{value:.2}"));
     for measured in rows {
-        let Measured { name, unit, value, worst, best, must, goal, of_must, gap_percent, peers, of_peer, row } =
-            measured;
+        let Measured {
+            name,
+            unit,
+            value,
+            worst,
+            best,
+            must,
+            goal,
+            of_must,
+            gap_percent,
+            peers: _,
+            of_peer,
+            peer_sources,
+            row,
+        } = measured;
         let ceiling = match (row.read_bandwidth_gb_s, row.peak_flops_per_s, &row.peak_class) {
             (Some(read), ..) => format!("{read:.0} GB/s read"),
             (None, Some(peak), Some(class)) => format!("{:.0} TOP/s of {class}", peak / 1e12),
@@ -324,8 +417,7 @@ fn as_markdown(rows: &[Measured], peers: &Peers, device: &Device, run: &str) -> 
             false => String::new(),
         };
         // A peer that nobody measured is left blank.
-        let peer =
-            peers.iter().map(|(name, value)| format!("{name} {}", figure(*value))).collect::<Vec<_>>().join(", ");
+        let peer = peer_sources.iter().map(|peer| peer.cell(device)).collect::<Vec<_>>().join(", ");
         let _ = writeln!(
             out,
             "| {name} | {unit} | {} | {} to {} |{marks} {peer} | {} | {share} | {ceiling} |",
@@ -374,15 +466,18 @@ mod tests {
 
     /// What a table says of a row that takes `samples` tokens a second on a device of this description.
     fn printed(case: &Case, samples: &[f64], description: &str) -> (Measured, String) {
+        printed_beside(&Peers { found: vec![] }, case, samples, description)
+    }
+
+    fn printed_beside(peers: &Peers, case: &Case, samples: &[f64], description: &str) -> (Measured, String) {
         let device = Device::from(&backend::DeviceInfo {
             name: "cuda".to_owned(),
             description: description.to_owned(),
             memory_bytes: 1,
             driver: None,
         });
-        let none = Peers { records: vec![] };
-        let measured = || Measured::new(case, Row::of_samples(samples), &none, has_marks(&device));
-        let printed = as_markdown(&[measured()], &none, &device, "facts");
+        let measured = || Measured::new(case, Row::of_samples(samples), peers, &device);
+        let printed = as_markdown(&[measured()], peers, &device, "facts");
         (measured(), printed)
     }
 
@@ -416,21 +511,53 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_peers_come_from_records_with_their_command() {
+    fn figures_of_peers_come_from_records_that_say_how_they_were_measured() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("2026-11-25-abc.json");
-        let write = |run: serde_json::Value, peers: serde_json::Value| {
-            let row = json!({"name": "m q8_0 decode", "unit": "tokens/s", "value": 1, "peers": peers});
-            let record = json!({"device": {"description": "one H200"}, "run": run, "rows": [row]});
+        let of = |record: &serde_json::Value| {
             std::fs::write(&path, record.to_string()).unwrap();
             Peers::read(std::slice::from_ref(&path))
         };
-        let run = json!({"date": "2026-11-25", "command": ["llama-bench", "-m", "m"]});
-        let peers = write(run.clone(), json!({"llama.cpp b7000": 250.0})).unwrap();
-        assert_eq!(peers.of("m q8_0 decode", "tokens/s")["llama.cpp b7000"], 250.0);
-        assert!(peers.of("m q8_0 decode", "ms a step").is_empty());
-        assert!(peers.line().contains("one H200: `llama-bench -m m`"), "{}", peers.line());
-        assert!(write(run, json!({})).is_err());
-        assert!(write(json!({"date": "2026-11-25"}), json!({"x": 1.0})).is_err());
+        let whole = json!({
+            "device": {"description": "one NVIDIA H200, with the same driver"},
+            "run": {"date": "2026-11-25", "command": ["llama-bench", "-m", "m"]},
+            "rows": [{
+                "name": "llama-3.1-8b f16 decode", "unit": "tokens/s", "value": 1, "peers": {"llama.cpp": 250.0},
+                "peer_versions": {"llama.cpp": "b7000"}, "peer_weight_bytes": {"llama.cpp": 16e9},
+            }],
+        });
+        let peers = of(&whole).unwrap();
+        let [peer] = &peers.of("llama-3.1-8b f16 decode", "tokens/s")[..] else { panic!("one") };
+        assert_eq!((peer.value, peer.weight_bytes, &*peer.version), (250.0, 16e9, "b7000"));
+        assert!(peers.of("llama-3.1-8b f16 decode", "ms a step").is_empty());
+        assert!(peers.line().starts_with("llama.cpp (b7000), 2026-11-25, on one NVIDIA H200"), "{}", peers.line());
+
+        let decode = decode(LLAMA_8B, "f16", 0, None);
+        let (row, table) = printed_beside(&peers, &decode, &[500.0], "NVIDIA H200, compute capability 9.0");
+        assert_eq!((row.of_peer, row.peers["llama.cpp"]), (Some(2.0), 250.0));
+        assert!(table.contains("| llama.cpp 250 | 2.00 |"), "{table}");
+        // Of another device: said so, and compared with nothing.
+        let (row, table) = printed_beside(&peers, &decode, &[500.0], "AMD EPYC, 2 threads");
+        assert!(row.of_peer.is_none() && row.peers.is_empty() && row.peer_sources.len() == 1, "{row:?}");
+        assert!(table.contains("| llama.cpp 250 on NVIDIA H200 | – |"), "{table}");
+
+        for (field, pointer) in [
+            ("`run.command` is missing", "/run/command"),
+            ("`device.description` is", "/device/description"),
+            ("`rows[].peers` is missing", "/rows/0/peers"),
+            ("`rows[].peer_versions` of `llama.cpp` is missing in `llama-3.1-8b f16 decode`", "/rows/0/peer_versions"),
+            ("`rows[].peer_weight_bytes` of `llama.cpp` is missing", "/rows/0/peer_weight_bytes"),
+        ] {
+            let mut without = whole.clone();
+            *without.pointer_mut(pointer).unwrap() = json!(null);
+            let error = format!("{:#}", of(&without).err().unwrap());
+            assert!(error.contains(field) && error.contains("2026-11-25-abc.json"), "{field}: {error}");
+        }
+        let mut empty = whole.clone();
+        empty["device"]["description"] = json!("");
+        assert!(format!("{:#}", of(&empty).err().unwrap()).contains("`device.description` is empty"));
+        let mut no_build = whole;
+        no_build["rows"][0]["peer_versions"]["llama.cpp"] = json!("");
+        assert!(format!("{:#}", of(&no_build).err().unwrap()).contains("which build it is"));
     }
 }
