@@ -580,3 +580,20 @@ fn what_a_fusion_is_worth_is_measured_beside_it() {
     assert!(table.contains("The price of --without fusion=norm_glu,fusion=logits:\n- pp8: "), "{table}");
     assert!(fail(&["bench", "--without", "fusion=nosuch"]).contains("norm_glu"));
 }
+
+#[test]
+fn what_another_pass_is_worth_is_measured_beside_it() {
+    let flags = ["bench", "-p", "8", "-n", "0", "-r", "2", "--threads", "1", "-o", "json"];
+    let row_of = |more: &[&str]| -> Value {
+        let result: Value = serde_json::from_str(&succeed(&[&flags[..], more].concat())).unwrap();
+        result["rows"][0].clone()
+    };
+    let selects = |row: &Value| row["variants"]["kernels"].to_string().contains("\"select_outputs: ");
+    let (with, without) = (row_of(&[]), row_of(&["--without", "pass=restrict_outputs"]));
+    // The rows that are wanted are selected by an op of their own, and without the pass by the last op.
+    assert!(selects(&with) && !selects(&without), "{with} {without}");
+    assert!(without["default_tokens_per_s"].as_f64().is_some_and(|rate| rate > 0.0), "{without}");
+    assert_eq!(without["has_default_tokens"], true, "{without}");
+    let error = fail(&["bench", "--without", "pass=rewrite"]);
+    assert!(error.contains("rewrite cannot be left out: every pass replaces ops by it"), "{error}");
+}

@@ -11,7 +11,7 @@ use super::record::RecordArgs;
 use super::report::Row;
 use crate::load::args::{GpuArgs, KvType, parse_isa};
 use crate::load::device::{self, AUTO, DeviceSettings};
-use crate::load::plan::SHARED_SLOT;
+use crate::load::plan::{SHARED_SLOT, pass};
 use crate::load::sizes::{self, CacheSettings};
 use crate::model::settings::ModelSettings;
 
@@ -325,9 +325,10 @@ pub(super) struct MeasureArgs {
     pub(super) repetitions: usize,
 
     /// Measure without something, beside the same with it: fusion=OP without the pass that makes this fused op, fusion=all
-    /// without any, recording with each launch of a step submitted by itself; may be given for several. The result says
-    /// what it is worth
-    #[arg(long, value_name = "fusion=OP|recording", value_delimiter = ',', value_parser = parse_without)]
+    /// without any, pass=PASS without any other pass over the plan (restrict_outputs computes the last layer for the
+    /// rows that are wanted), recording with each launch of a step submitted by itself; may be given for several. The
+    /// result says what it is worth
+    #[arg(long, value_name = "fusion=OP|pass=PASS|recording", value_delimiter = ',', value_parser = parse_without)]
     #[arg(conflicts_with_all = ["roofline", "startup", "explain_dispatch"])]
     pub(super) without: Vec<LeftOut>,
 
@@ -405,44 +406,47 @@ impl Test {
 /// What is left out for comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum LeftOut {
-    /// Passes that do not fuse the plan.
-    Fusions(Vec<&'static str>),
+    /// Passes that do not change the plan.
+    Passes(Vec<&'static str>),
     /// Steps are not recorded: each launch is submitted by itself.
     Recording,
 }
 
-/// `fusion=norm_glu`, `fusion=all` or `recording`.
+/// `fusion=norm_glu`, `fusion=all`, `pass=restrict_outputs` or `recording`.
 fn parse_without(text: &str) -> Result<LeftOut, String> {
     let names = || plan::FUSIONS.iter().map(|fusion| fusion.name).chain([SHARED_SLOT]);
     let expected = || {
         let names = names().collect::<Vec<_>>().join(", ");
-        format!("expected recording, or fusion=OP with one of all, {names}")
+        format!("expected recording, pass=PASS, or fusion=OP with one of all, {names}")
     };
     if text == "recording" {
         return Ok(LeftOut::Recording);
     }
+    if let Some(name) = text.strip_prefix("pass=") {
+        return pass(name).map(|name| LeftOut::Passes(vec![name]));
+    }
     let name = text.strip_prefix("fusion=").ok_or_else(expected)?;
     match names().find(|&known| known == name) {
-        Some(known) => Ok(LeftOut::Fusions(vec![known])),
-        None if name == "all" => Ok(LeftOut::Fusions(names().collect())),
+        Some(known) => Ok(LeftOut::Passes(vec![known])),
+        None if name == "all" => Ok(LeftOut::Passes(names().collect())),
         None => Err(expected()),
     }
 }
 
 impl MeasureArgs {
-    /// The passes that do not fuse the plan.
-    pub(super) fn without_fusions(&self) -> Vec<&'static str> {
-        let fusions = self.without.iter().filter_map(|left_out| match left_out {
-            LeftOut::Fusions(names) => Some(names),
+    /// The passes that do not change the plan.
+    fn without_passes(&self) -> Vec<&'static str> {
+        let passes = self.without.iter().filter_map(|left_out| match left_out {
+            LeftOut::Passes(names) => Some(names),
             LeftOut::Recording => None,
         });
-        fusions.flatten().copied().collect()
+        passes.flatten().copied().collect()
     }
 
     /// As the loader takes the flags, with this number of threads and without what `--without` names.
     pub(super) fn settings_without(&self, threads: Option<usize>) -> Result<ModelSettings> {
         let mut settings = self.target.settings(threads);
-        settings.without_fusions = self.without_fusions();
+        settings.without_passes = self.without_passes();
         if self.without.contains(&LeftOut::Recording) {
             settings.device = settings.device.without_recording()?;
         }
@@ -545,10 +549,16 @@ mod tests {
 
     #[test]
     fn a_pass_is_left_out_by_the_op_that_it_makes() {
-        assert_eq!(parse_without("fusion=norm_glu"), Ok(LeftOut::Fusions(vec!["norm_glu"])));
+        assert_eq!(parse_without("fusion=norm_glu"), Ok(LeftOut::Passes(vec!["norm_glu"])));
         let all = plan::FUSIONS.iter().map(|fusion| fusion.name).chain(["shared_slot"]).collect();
-        assert_eq!(parse_without("fusion=all"), Ok(LeftOut::Fusions(all)));
+        assert_eq!(parse_without("fusion=all"), Ok(LeftOut::Passes(all)));
         assert_eq!(parse_without("recording"), Ok(LeftOut::Recording));
+        for pass in ["restrict_outputs", "shared_slot", "norm_glu"] {
+            assert_eq!(parse_without(&format!("pass={pass}")), Ok(LeftOut::Passes(vec![pass])));
+        }
+        let error = parse_without("pass=rewrite").unwrap_err();
+        assert!(error.starts_with("rewrite cannot be left out: every pass replaces ops by it"), "{error}");
+        assert!(parse_without("pass=glu").is_err_and(|error| error.contains("one of restrict_outputs, shared_slot")));
         for wrong in ["norm_glu", "fusion=", "fusion=glu", "capture"] {
             assert!(parse_without(wrong).is_err_and(|error| error.contains("fusion=OP with one of all, logits")));
         }

@@ -85,7 +85,7 @@ impl<'a> Source<'a> {
             }
             Self::Random { textbook, weights, .. } => {
                 let formats: Vec<_> = weights.iter().map(Tensor::format).collect();
-                let plan = Arc::new(optimised((**textbook).clone(), &formats, &settings.without_fusions));
+                let plan = Arc::new(optimised((**textbook).clone(), &formats, &settings.without_passes));
                 Ok(Parts { plan, backend: device::backend(&settings.device)?, weights: weights.clone() })
             }
         }

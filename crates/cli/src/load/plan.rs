@@ -69,11 +69,41 @@ pub(crate) fn plan_of(checkpoint: &Checkpoint) -> Result<Plan> {
 
 /// What flags call the pass [`plan::share_slots`].
 pub(crate) const SHARED_SLOT: &str = "shared_slot";
+/// What flags call the pass [`plan::restrict_outputs`].
+const RESTRICT_OUTPUTS: &str = "restrict_outputs";
+
+/// What passes share and none can do without, with the reason.
+const NEEDED: [(&str, &str); 2] = [
+    (
+        "rewrite",
+        "every pass replaces ops by it, and behind each it takes away what nobody reads: the plan would be refused",
+    ),
+    ("verify", "it holds what a pass made to the rules of plans: a wrong plan would be computed"),
+];
+
+/// The passes of [`optimised`] that make fused ops or save some, and that can be left out: every plan means the same
+/// without.
+pub(crate) fn passes() -> impl Iterator<Item = &'static str> {
+    [RESTRICT_OUTPUTS, SHARED_SLOT].into_iter().chain(plan::FUSIONS.iter().map(|fusion| fusion.name))
+}
+
+/// The pass of that name. An error says why it cannot be left out, or which can be.
+pub(crate) fn pass(name: &str) -> Result<&'static str, String> {
+    if let Some((_, why)) = NEEDED.iter().find(|(needed, _)| *needed == name) {
+        return Err(format!("{name} cannot be left out: {why}"));
+    }
+    let known = || passes().collect::<Vec<_>>().join(", ");
+    passes().find(|&pass| pass == name).ok_or_else(|| format!("expected pass=PASS with one of {}", known()))
+}
 
 /// The plan that computes what `textbook` means, of weights in these formats, in their order: without the passes whose names
 /// `left_out` has.
 pub(crate) fn optimised(textbook: Plan, formats: &[WeightFormat], left_out: &[&str]) -> Plan {
-    plan::fuse_without(with_shared_slots(plan::restrict_outputs(textbook), formats, left_out), left_out)
+    let restricted = match left_out.contains(&RESTRICT_OUTPUTS) {
+        true => textbook,
+        false => plan::restrict_outputs(textbook),
+    };
+    plan::fuse_without(with_shared_slots(restricted, formats, left_out), left_out)
 }
 
 /// The same in textbook ops, where shared experts are among the routed ones if these are all in one format.
@@ -90,4 +120,25 @@ pub(crate) fn with_shared_slots(textbook: Plan, formats: &[WeightFormat], left_o
 /// Whether a tensor can be read and is nothing but zeros.
 fn is_zero(checkpoint: &Checkpoint, name: &str) -> bool {
     checkpoint.tensor(name).is_ok_and(|tensor| tensor.to_f32().iter().all(|&value| value == 0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pass_can_be_left_out_or_says_why_it_cannot() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../plan/src/passes");
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let names: Vec<_> = files.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+        assert!(names.len() > plan::FUSIONS.len(), "{names:?}");
+        for name in names.iter().filter(|name| *name != "mod") {
+            // Flags say one slot, and the file is about all of them.
+            let name = name.strip_suffix('s').filter(|&name| name == SHARED_SLOT).unwrap_or(name);
+            match pass(name) {
+                Ok(found) => assert_eq!(found, name),
+                Err(why) => assert!(why.starts_with(&format!("{name} cannot be left out: ")), "{why}"),
+            }
+        }
+    }
 }

@@ -57,7 +57,7 @@ impl ModelArgs {
             quant: self.quant,
             chat_template: self.chat_template.clone(),
             check_tensors: self.check_tensors,
-            without_fusions: Vec::new(),
+            without_passes: Vec::new(),
             allow_unknown_patterns: self.allow_unknown_patterns,
         }
     }

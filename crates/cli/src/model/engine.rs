@@ -201,7 +201,7 @@ fn plan_and_weights(
         weights(checkpoint, &textbook, watch)?
     };
     let formats: Vec<_> = weights.iter().map(Tensor::format).collect();
-    Ok((optimised(textbook, &formats, &settings.without_fusions), weights))
+    Ok((optimised(textbook, &formats, &settings.without_passes), weights))
 }
 
 #[cfg(test)]

@@ -19,8 +19,9 @@ pub(crate) struct ModelSettings {
     pub(crate) chat_template: Option<PathBuf>,
     /// Whether all weights are read first, and a NaN or an infinity in one is refused.
     pub(crate) check_tensors: bool,
-    /// Names of passes that do not fuse the plan, of [`plan::FUSIONS`]: for measuring what they are worth.
-    pub(crate) without_fusions: Vec<&'static str>,
+    /// Passes that do not change the plan, as [`crate::load::plan::pass`] names them: for measuring what they are
+    /// worth.
+    pub(crate) without_passes: Vec<&'static str>,
     /// Whether patterns of a tokenizer are accepted that can take very long on hostile text.
     pub(crate) allow_unknown_patterns: bool,
 }
@@ -35,7 +36,7 @@ impl ModelSettings {
             quant: None,
             chat_template: None,
             check_tensors: false,
-            without_fusions: Vec::new(),
+            without_passes: Vec::new(),
             allow_unknown_patterns: false,
         }
     }

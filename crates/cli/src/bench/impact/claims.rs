@@ -148,7 +148,7 @@ fn simd(here: &Here<'_>, format: &'static str) -> Result<Pair, String> {
 
 fn fusion(here: &Here<'_>) -> Result<Pair, String> {
     let all = || plan::FUSIONS.iter().map(|fusion| fusion.name).collect();
-    let textbook = here.changed("q8_0", "--without fusion=all", |settings| settings.without_fusions = all());
+    let textbook = here.changed("q8_0", "--without fusion=all", |settings| settings.without_passes = all());
     Ok(here.decoding(here.usual("q8_0"), textbook))
 }
 
@@ -172,7 +172,7 @@ fn attention(here: &Here<'_>) -> Result<Pair, String> {
 }
 
 fn experts(here: &Here<'_>) -> Result<Pair, String> {
-    let textbook = here.changed("q4_0", "--without fusion=moe", |settings| settings.without_fusions = vec!["moe"]);
+    let textbook = here.changed("q4_0", "--without fusion=moe", |settings| settings.without_passes = vec!["moe"]);
     Ok(Pair { shape: here.moe_shape.to_owned(), ..here.decoding(here.usual("q4_0"), textbook) })
 }
 
@@ -191,7 +191,7 @@ mod tests {
             for claim in &CLAIMS {
                 let Ok(Pair { with, without, .. }) = claim.pair(&here(device)) else { continue };
                 let is_other = with.format != without.format
-                    || with.settings.without_fusions != without.settings.without_fusions
+                    || with.settings.without_passes != without.settings.without_passes
                     || with.settings.device.isa != without.settings.device.isa
                     || with.settings.device.gpu.eager != without.settings.device.gpu.eager
                     || with.settings.device.gpu.force_variant != without.settings.device.gpu.force_variant;
