@@ -7,8 +7,14 @@ use engine::EngineError;
 use serde_json::{Value, json};
 use tokenizer::TokenizerError;
 
+use crate::quoting::{clipped, without_middle};
+
 /// Seconds after which a client that was turned away may try again.
 const RETRY_AFTER_S: u64 = 1;
+/// The most bytes of an error's message, and of the path of the field at fault. Both quote what a client sent, which
+/// may be megabytes: names of fields, keys of schemas, rules of grammars, paths.
+const MESSAGE_BYTES_MAX: usize = 1500;
+const PARAM_BYTES_MAX: usize = 250;
 
 /// The interface in whose form a route writes its errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,12 +75,17 @@ struct ContextExcess {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, message: message.into(), param: None, code: None, excess: None, retry: false }
+        let message = without_middle(message.into(), MESSAGE_BYTES_MAX);
+        Self { status, kind, message, param: None, code: None, excess: None, retry: false }
+    }
+
+    fn at(self, param: impl Into<String>) -> Self {
+        Self { param: Some(without_middle(param.into(), PARAM_BYTES_MAX)), ..self }
     }
 
     /// A field with a value that cannot be used.
     pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::bad_request(message) }
+        Self::bad_request(message).at(param)
     }
 
     /// A field, or a value of it, that nothing here would apply.
@@ -111,11 +122,9 @@ impl ApiError {
     /// A model that is not served here.
     pub(crate) fn no_such_model(asked: &str, served: &[&str]) -> Self {
         let are = if served.len() == 1 { "is" } else { "are" };
-        // A client's name may be megabytes.
-        let asked: String = asked.chars().take(200).collect();
+        let asked = clipped(asked, 200);
         let message = format!("the model `{asked}` is not served here; `{}` {are}", served.join("`, `"));
-        let error = Self::refused(StatusCode::NOT_FOUND, "model_not_found", message);
-        Self { param: Some("model".to_owned()), ..error }
+        Self::refused(StatusCode::NOT_FOUND, "model_not_found", message).at("model")
     }
 
     /// Not now, but perhaps later.
@@ -157,9 +166,9 @@ impl ApiError {
     }
 
     /// The same, about a field inside `outer`.
-    pub(crate) fn within(mut self, outer: &str) -> Self {
-        self.param = Some(self.param.map_or(outer.to_owned(), |inner| format!("{outer}.{inner}")));
-        self
+    pub(crate) fn within(self, outer: &str) -> Self {
+        let path = self.param.as_ref().map_or(outer.to_owned(), |inner| format!("{outer}.{inner}"));
+        self.at(path)
     }
 
     /// What an EngineError's own name for a field is in a request.
@@ -171,9 +180,11 @@ impl ApiError {
     }
 
     /// The same, with the field at fault under another name.
-    pub(crate) fn map_param(mut self, rename: impl FnOnce(&str) -> String) -> Self {
-        self.param = self.param.as_deref().map(rename);
-        self
+    pub(crate) fn map_param(self, rename: impl FnOnce(&str) -> String) -> Self {
+        match self.param.as_deref().map(rename) {
+            Some(param) => self.at(param),
+            None => self,
+        }
     }
 
     /// Anthropic's form, with the field at fault besides.

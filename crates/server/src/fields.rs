@@ -15,6 +15,7 @@ use std::fmt::Display;
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::quoting::{kind_of, shortened, shown};
 
 /// Paths of one request that are listed, at most, and bytes of each.
 const IGNORED_MAX: usize = 64;
@@ -458,39 +459,6 @@ pub(crate) fn is_misspelt(name: &str, meant: &str) -> bool {
     };
     // Two letters that changed places are one difference.
     strsim::osa_distance(&name, &meant) <= most
-}
-
-/// A name of a client's in a message.
-fn shown(name: &str) -> String {
-    clipped(name, 64)
-}
-
-/// At most so many characters of a text: a client's may be megabytes.
-pub(crate) fn clipped(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-/// A value in a message: what a client sent may be long.
-fn shortened(value: &Value) -> String {
-    match value {
-        Value::Array(_) | Value::Object(_) => kind_of(value).to_owned(),
-        Value::String(text) if text.len() > 40 => format!("a string of {} bytes", text.len()),
-        short => short.to_string(),
-    }
-}
-
-fn kind_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
 }
 
 #[cfg(test)]

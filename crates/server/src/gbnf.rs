@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
 
 use crate::error::ApiError;
+use crate::quoting::shown;
 
 /// Parentheses in parentheses, and repetitions of what is repeated already. What reads them later is recursive, so both
 /// bound its stack.
@@ -35,7 +36,7 @@ pub(crate) fn to_lark(at: &str, text: &str) -> Result<String, ApiError> {
     }
     let named: BTreeSet<&str> = rules.values().flat_map(|rule| rule.names()).collect();
     if let Some(missing) = named.iter().find(|name| !rules.contains_key(**name)) {
-        return Err(problem(format!("there is no rule `{missing}`")));
+        return Err(problem(format!("there is no rule `{}`", shown(missing))));
     }
     Ok(Writer::new(&rules).write())
 }

@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 use tokenizer::Tokenizer;
 
 use crate::error::ApiError;
-use crate::fields::{self, Field, Fields, Rule, applied, clipped, hint, wrong};
+use crate::fields::{self, Field, Fields, Rule, applied, hint, wrong};
 use crate::masks::{MaskedText, PROBLEM_LEN_MAX};
+use crate::quoting::clipped;
 use crate::regex_weight::check_pattern;
 use crate::schema::{AskedSchema, GRAMMAR_BYTES_MAX, asked_schema, bounded_space, too_long};
 use crate::{gbnf, lark};

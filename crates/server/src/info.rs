@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::app::{Absence, App, ModelPhase, Phase, Serving};
 use crate::error::{ApiError, json_response};
 use crate::prometheus;
+use crate::quoting::shown;
 
 pub(crate) async fn models(State(app): State<App>) -> Result<Response, ApiError> {
     app.serving_any()?;
@@ -180,11 +181,11 @@ pub(crate) async fn not_found(uri: Uri) -> ApiError {
     ApiError::refused(
         StatusCode::NOT_FOUND,
         "not_found",
-        format!("there is no route `{}` here; /openapi.json lists those that there are", uri.path()),
+        format!("there is no route `{}` here; /openapi.json lists those that there are", shown(uri.path())),
     )
 }
 
 pub(crate) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let message = format!("`{}` does not take {method}", uri.path());
+    let message = format!("`{}` does not take {}", shown(uri.path()), shown(method.as_str()));
     ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }

@@ -56,6 +56,7 @@ mod page;
 mod places;
 mod prometheus;
 mod prompts;
+mod quoting;
 mod regex_weight;
 mod reply;
 mod responses;

@@ -16,8 +16,8 @@ use engine::{GrammarState, TokenSet};
 use llguidance::toktrie::SimpleVob;
 use llguidance::{CancellationHandle, Matcher};
 
-use crate::fields::clipped;
 use crate::mask_watch;
+use crate::quoting::clipped;
 
 /// Characters of the library's message about a grammar, which may repeat the whole grammar.
 pub(crate) const PROBLEM_LEN_MAX: usize = 300;

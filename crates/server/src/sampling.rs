@@ -13,6 +13,7 @@ use crate::fields::{Field, Fields, applied, hint, ignore, only, wrong};
 use crate::grammar::Asked;
 use crate::options::Keep;
 use crate::prompts::TooLong;
+use crate::quoting::shown;
 use crate::slot_texts::SlotText;
 use crate::token_rules::TokenRules;
 
@@ -449,7 +450,7 @@ fn order(names: &[String]) -> Result<Vec<SamplerStep>, ApiError> {
         let found = SamplerStep::ALL.into_iter().find(|step| step.name() == name);
         found.ok_or_else(|| {
             let known = SamplerStep::ALL.map(SamplerStep::name).join(", ");
-            ApiError::invalid("samplers", format!("there is no sampler `{name}`; there are: {known}"))
+            ApiError::invalid("samplers", format!("there is no sampler `{}`; there are: {known}", shown(name)))
         })
     };
     names.iter().map(step).collect()

@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::fields::{ignore, is_misspelt, unchecked, wrong};
 use crate::places;
+use crate::quoting::shown;
 use crate::schema_keywords::{ANNOTATIONS, FORMATS, HELD, INNER, UNCHECKED};
 
 /// Bytes of a grammar, or of a schema as JSON.
@@ -162,7 +163,8 @@ impl Writer<'_> {
                 _ => {
                     let mut known = HELD.iter().chain(INNER.iter().copied().flatten());
                     if let Some(meant) = known.find(|known| is_misspelt(keyword, known)) {
-                        let message = format!("`{keyword}` is no keyword of a schema; did you mean `{meant}`?");
+                        let message =
+                            format!("`{}` is no keyword of a schema; did you mean `{meant}`?", shown(keyword));
                         return Err(ApiError::unsupported(at, message));
                     }
                     ignore(at);

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use crate::chat;
 use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, string, wrong};
+use crate::quoting::shown;
 use crate::turn::Conversation;
 
 impl Conversation {
@@ -107,8 +108,9 @@ impl Conversation {
             other if other.ends_with("_call") || other.ends_with("_call_output") || other == "compaction" => ignore(at),
             other => {
                 let message = format!(
-                    "`{at}` is an item of type `{other}`; message, function_call, function_call_output and reasoning are \
-                     taken"
+                    "`{at}` is an item of type `{}`; message, function_call, function_call_output and reasoning are \
+                     taken",
+                    shown(other)
                 );
                 return Err(ApiError::unsupported(at, message));
             }

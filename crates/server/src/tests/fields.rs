@@ -15,13 +15,13 @@ use crate::{
 };
 
 /// A route, its fields, and a body that it answers.
-struct Route {
-    path: &'static str,
-    known: Vec<&'static [Field]>,
-    body: Value,
+pub(super) struct Route {
+    pub(super) path: &'static str,
+    pub(super) known: Vec<&'static [Field]>,
+    pub(super) body: Value,
 }
 
-fn routes() -> Vec<Route> {
+pub(super) fn routes() -> Vec<Route> {
     let conversation = json!([{"role": "user", "content": "Hello there"}]);
     vec![
         Route {

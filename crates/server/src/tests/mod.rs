@@ -20,6 +20,7 @@ mod ollama;
 mod on_demand;
 mod page;
 mod parrot;
+mod quoting;
 mod recorded;
 mod roles;
 mod round_trips;
