@@ -10,6 +10,10 @@ use crate::dialect::{
     take_until, take_until_any,
 };
 
+mod overlooked;
+
+use overlooked::ShownText;
+
 /// What is being read.
 #[derive(Clone, Debug)]
 enum Mode {
@@ -45,6 +49,7 @@ pub(crate) struct ReplyReader {
     has_label: bool,
     /// Some of the reasoning was given out.
     has_thought: bool,
+    shown: ShownText,
 }
 
 impl ReplyReader {
@@ -58,7 +63,8 @@ impl ReplyReader {
         };
         let is_open = reasoning == Reasoning::Open;
         let (reading, tags) = (Reading::new(functions), &THINK_TAGS);
-        Self { syntax, mode, reading, tags, is_open, has_label: false, has_thought: false }
+        let shown = ShownText::default();
+        Self { syntax, mode, reading, tags, is_open, has_label: false, has_thought: false, shown }
     }
 
     /// The same, of a text whose thoughts stand between these tags.
@@ -132,6 +138,12 @@ impl ReplyReader {
     /// stays what there is of it; one that the model left like that is text.
     pub(crate) fn finish(&mut self, parts: &mut Vec<Part>, cut: bool) {
         self.advance_all(parts, if cut { TextEnd::Cut } else { TextEnd::Ended });
+        if !self.has_thought {
+            self.shown.check_thought(self.tags, &mut self.reading);
+        }
+        if let Some(calls) = self.marked_calls() {
+            self.shown.check_call(calls.opener.text, &mut self.reading);
+        }
     }
 
     fn advance_all(&mut self, parts: &mut Vec<Part>, end: TextEnd) {
@@ -268,6 +280,7 @@ impl ReplyReader {
         let unopened_text = unopened.map(|(marker, _)| marker.text);
         let markers: Vec<&str> = opener.into_iter().chain(unopened_text).chain(frames).collect();
         let (text, found) = take_until_any(&mut self.reading.buffer, &markers, ended);
+        self.shown.push(&text);
         push_part(parts, Part::Content(text));
         let begins_call = found.is_some() && found == opener;
         if let Some(&MarkedCalls { opener, first, .. }) = calls.filter(|_| begins_call) {

@@ -181,6 +181,40 @@ fn a_call_that_cannot_be_read_is_text_with_a_warning() {
 }
 
 #[test]
+fn what_looks_like_a_thought_or_a_call_is_text_with_a_warning() {
+    let call = r#"{"name": "f", "arguments": {"a": 1}}"#;
+    let thought = ["Hm. So.</think>\n\nYes."];
+    let fenced = format!("Sure:\n```json\n{call}\n```\n");
+    let list = format!("[{call}]");
+    let looks_like = |text: &str, reasoning| {
+        let mut reader = reader(reasoning, Some(ToolSyntax::Hermes));
+        let mut parts = Vec::new();
+        // In pieces: a marker may be cut.
+        for piece in text.split_inclusive(['<', '`', ' ']) {
+            reader.push(piece, &mut parts);
+        }
+        reader.finish(&mut parts, false);
+        let mut reply = Reply::default();
+        add(&mut reply, &mut parts);
+        assert_eq!(reply, super::tests::text(text), "what is shown does not change");
+        reader.warnings().to_vec()
+    };
+    for reasoning in [Reasoning::None, Reasoning::Tagged] {
+        let warnings = looks_like(thought[0], reasoning);
+        assert!(warnings.len() == 1 && warnings[0].contains("`</think>`"), "{warnings:?}");
+        for text in [call, &fenced, &list] {
+            let warnings = looks_like(text, reasoning);
+            assert!(warnings.len() == 1 && warnings[0].contains("`<tool_call>`"), "{text}: {warnings:?}");
+        }
+        for text in
+            [r#"{"name": "other", "arguments": {}}"#, r#"{"name": "f"}"#, "f", "```json\n{}\n```", "a <think>b</think>"]
+        {
+            assert_eq!(looks_like(text, reasoning), Vec::<String>::new(), "{text}");
+        }
+    }
+}
+
+#[test]
 fn a_call_is_shown_as_soon_as_it_is_certain() {
     let mut reader = reader(Reasoning::None, Some(ToolSyntax::Hermes));
     let mut parts = Vec::new();
