@@ -75,6 +75,16 @@ fn check_row(row: &Value, (test, depth, batch): (&str, u64, u64)) {
     assert!(number("/roofline_share") > 0.0);
 }
 
+/// Compares, and returns the comparison: other programs may have run here while results were measured, and that is said.
+fn compare(args: &[&str]) -> String {
+    let output = output(args);
+    let warnings = text(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {warnings}");
+    let is_of_load = |line: &str| line.starts_with("warning: other programs ran while the ");
+    assert!(warnings.lines().all(is_of_load), "{args:?}: {warnings}");
+    text(&output.stdout)
+}
+
 #[test]
 fn json_has_every_key_and_every_test_and_compares_with_itself() {
     let printed = small("json");
@@ -103,7 +113,7 @@ fn json_has_every_key_and_every_test_and_compares_with_itself() {
         path.to_str().expect("a UTF-8 path").to_owned()
     };
     let a = file("a.json", &printed);
-    let same = succeed(&["bench", "compare", &a, &a]);
+    let same = compare(&["bench", "compare", &a, &a]);
     assert_eq!(same.matches("no difference").count(), ROWS.len(), "{same}");
     // Twice as fast without any spread, and one row that only the first has.
     let mut faster = result.clone();
@@ -113,12 +123,12 @@ fn json_has_every_key_and_every_test_and_compares_with_itself() {
         // Beyond any band: a band is at most two deviations of two samples.
         row["tokens_per_s"]["median"] = (speed["median"].as_f64().expect("a number") * 100.0).into();
     }
-    let compared = succeed(&["bench", "compare", &a, &file("b.json", &faster.to_string())]);
+    let compared = compare(&["bench", "compare", &a, &file("b.json", &faster.to_string())]);
     assert_eq!(compared.matches("% faster").count(), ROWS.len() - 1, "{compared}");
     assert!(compared.contains("Rows only in the first result: 1\n"), "{compared}");
     let mut busy = faster.clone();
     busy["run"]["load_average"] = serde_json::json!([1e6, 1.0, 1.0]);
-    let compared = succeed(&["bench", "compare", &a, &file("busy.json", &busy.to_string())]);
+    let compared = compare(&["bench", "compare", &a, &file("busy.json", &busy.to_string())]);
     assert!(compared.contains("% faster, under load |"), "{compared}");
 
     let error = fail(&["bench", "compare", &a, &file("c.json", "{}")]);
@@ -359,9 +369,21 @@ const KERNELS: [&str; 17] = [
     "--rotate=1",
 ];
 
+/// Measures kernels, and returns the figures: where there is no terminal for a bar, a line says what is measured.
+fn kernels(args: &[&str]) -> String {
+    let output = output(args);
+    let progress = text(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {progress}");
+    // The first line may say that this is the quick set.
+    let lines: Vec<_> = progress.lines().filter(|line| !line.starts_with("the quick set is measured ")).collect();
+    let is_next = |(place, line): (usize, &&str)| line.starts_with(&format!("{} of {}: ", place + 1, lines.len()));
+    assert!(!lines.is_empty() && lines.iter().enumerate().all(is_next), "{args:?}: {progress}");
+    text(&output.stdout)
+}
+
 #[test]
 fn kernels_are_measured_alone_and_compared_with_the_reference() {
-    let printed = succeed(&[&KERNELS[..], &["-o", "json"]].concat());
+    let printed = kernels(&[&KERNELS[..], &["-o", "json"]].concat());
     let result: Value = serde_json::from_str(&printed).expect("one JSON object");
     assert_eq!(result["rotation"]["bytes"], 1 << 20);
     let rows = result["rows"].as_array().expect("rows");
@@ -410,18 +432,18 @@ fn kernels_are_measured_alone_and_compared_with_the_reference() {
     let error = fail(&["bench", "compare", &result_path, &result_path]);
     assert!(error.contains("is not a result of `hotmetal bench -o json`"), "{error}");
 
-    let printed = succeed(&[&KERNELS[..], &["--op", "gemv", "-o", "csv"]].concat());
+    let printed = kernels(&[&KERNELS[..], &["--op", "gemv", "-o", "csv"]].concat());
     let lines: Vec<_> = printed.lines().collect();
     // Quoted cells have commas of their own.
     assert!(lines[0].starts_with("op,shape,format,") && lines.len() > 10, "{printed}");
     // As files have them: another kernel, which the row names.
     let narrow = "bench kernels --op logits --format q8_0 -m 1 --isa scalar -t 1 -r 1 --rotate 1 --no-repack -o json";
-    let in_place = succeed(&narrow.split(' ').collect::<Vec<_>>());
+    let in_place = kernels(&narrow.split(' ').collect::<Vec<_>>());
     let in_place: Value = serde_json::from_str(&in_place).expect("one JSON object");
     let repacked = rows.iter().find(|row| row["op"] == "logits" && row["format"] == "q8_0").expect("a row");
     assert_ne!(in_place["rows"][0]["variants"], repacked["variants"], "{in_place}");
     // The quick set: what a flag does not say is one instruction set, three numbers of rows, two formats and the ops that run.
-    let quick = succeed(&["bench", "kernels", "--op", "glu,rms_norm", "-r", "1", "--rotate", "1", "-o", "json"]);
+    let quick = kernels(&["bench", "kernels", "--op", "glu,rms_norm", "-r", "1", "--rotate", "1", "-o", "json"]);
     let quick: Value = serde_json::from_str(&quick).expect("one JSON object");
     let rows_of = |op: &str| -> Vec<u64> {
         let rows = quick["rows"].as_array().expect("rows").iter().filter(|row| row["op"] == op);
