@@ -167,7 +167,7 @@ impl Meter {
         Ok(Some(facts))
     }
 
-    /// Keeps what was measured for another end, in the place of what is known; the rest stays.
+    /// Replaces the known figures by these, which a benchmark has measured; other figures stay.
     pub(crate) fn refresh(&self, read_bandwidth: Option<f64>, peaks: &[Peak]) {
         let Some(key) = self.key().filter(|_| read_bandwidth.is_some() || !peaks.is_empty()) else { return };
         let mut facts = DeviceFacts::kept(&key);

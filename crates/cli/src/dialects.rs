@@ -465,8 +465,8 @@ const OPTIONS: &[(&[&str], Of, Meaning)] = &[
     (&["--list-devices"], Both, Refused("`hotmetal doctor` lists the devices")),
 ];
 
-/// Commands of Ollama, LM Studio and llama.cpp that are none here, with what does the same. Those that are called otherwise
-/// here are aliases in `main.rs`.
+/// Commands of Ollama, LM Studio and llama.cpp that do not exist here, each with what does the same. Commands that exist here
+/// under another name are aliases in `main.rs`.
 const COMMANDS: &[(&[&str], &str)] = &[
     (&["ps"], "a server that runs lists its loaded models at /api/ps (curl http://127.0.0.1:8080/api/ps)"),
     (

@@ -33,7 +33,7 @@ pub(super) fn compare(args: &CompareArgs, profiles: &Profiles) -> Result<()> {
         (is_profile, _) => {
             let (profile, other) = if is_profile { (&args.before, &args.after) } else { (&args.after, &args.before) };
             bail!(
-                "`{}` is a profile (`hotmetal profile -o json`), and `{}` is none: a profile is compared with a \
+                "`{}` is a profile (`hotmetal profile -o json`), and `{}` is not: a profile is compared with a \
                  profile, and a result of `hotmetal bench` with another",
                 profile.display(),
                 other.display()

@@ -76,8 +76,8 @@ impl Ceiling {
         Ok(now)
     }
 
-    /// Keeps the best of what was measured for predictions. Once all runs are over, because cost models of a GPU reckon
-    /// with it, and runs that are compared must be computed alike.
+    /// Stores the best figures for later predictions. Call it when all runs are over: a GPU's cost models use the stored
+    /// bandwidth, and all compared runs must choose the same kernels.
     pub(super) fn keep(&self) {
         self.meter.refresh(self.best_read, self.best_peak.as_slice());
     }

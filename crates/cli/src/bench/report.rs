@@ -171,8 +171,8 @@ impl Facts {
 }
 
 impl Facts {
-    /// The load average before the measurement, where more threads wanted to run than there are processors: what was measured
-    /// then says little.
+    /// The load average before the measurement, if more threads wanted to run than there are processors. Such a measurement
+    /// says little.
     pub(crate) fn busy_load(&self) -> Option<f64> {
         let [load, ..] = self.load_average?;
         (load > self.processors? as f64).then_some(load)

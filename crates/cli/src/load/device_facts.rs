@@ -24,7 +24,7 @@ const SCHEMA: u32 = 1;
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Measured {
     pub(crate) value: f64,
-    /// RFC 3339 in UTC; empty for what was measured a moment ago and is in no file.
+    /// Time of the measurement, RFC 3339 in UTC; empty for a figure that is new and in no file yet.
     pub(crate) at: String,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct DeviceKey {
     pub(crate) isa: Option<String>,
 }
 
-/// What was measured of one device.
+/// The measured limits of one device.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct DeviceFacts {
     schema: u32,

@@ -472,11 +472,28 @@ mod tests {
         }
     }
 
-    fn checks(kv: KvFormat) -> (Checks, &'static Tuning) {
-        let (textbook, weights) = testing::tiny_model("llama", 3, WeightFormat::Q8_0);
+    fn checks_of(model: &str, kv: KvFormat) -> (Checks, &'static Tuning) {
+        let (textbook, weights) = testing::tiny_model(model, 3, WeightFormat::Q8_0);
         let plan = fuse(restrict_outputs((*textbook).clone()));
         let live: &'static Tuning = Box::leak(Box::new(Tuning::default()));
         (Checks::new(Box::new(Faulty(live)), live, &plan, &weights, kv).unwrap(), live)
+    }
+
+    fn checks(kv: KvFormat) -> (Checks, &'static Tuning) {
+        checks_of("llama", kv)
+    }
+
+    /// Of a model whose layers are alike, one check computes `op`, and it tells a quarter of a result from all of it.
+    fn is_checked(model: &str, op: &str, rows: usize) {
+        let (mut checks, live) = checks_of(model, KvFormat::F32);
+        let computes = |check: &Check| check.plan.ops.iter().any(|own| own.name() == op);
+        let found: Vec<_> = (0..checks.checks.len()).filter(|&place| computes(&checks.checks[place])).collect();
+        assert_eq!(found.len(), 1, "{model}: layers are alike");
+        let check = &mut checks.checks[found[0]];
+        let worst = |check: &mut Check| check.worst(&Faulty(live), KvFormat::F32, rows).unwrap();
+        assert!(worst(check) <= 1.0, "{model}");
+        live.set(KEY, Some("quarter"));
+        assert!(worst(check) > 1.0, "{model}");
     }
 
     #[test]
@@ -493,36 +510,12 @@ mod tests {
 
     #[test]
     fn latent_attention_is_checked() {
-        let (textbook, weights) = testing::tiny_model("deepseek_v3", 3, WeightFormat::Q8_0);
-        let plan = fuse(restrict_outputs((*textbook).clone()));
-        let live: &'static Tuning = Box::leak(Box::new(Tuning::default()));
-        let mut checks = Checks::new(Box::new(Faulty(live)), live, &plan, &weights, KvFormat::F32).unwrap();
-        let latent = |check: &Check| check.plan.ops.iter().any(|op| op.name() == "mla_attention");
-        let found: Vec<_> = (0..checks.checks.len()).filter(|&place| latent(&checks.checks[place])).collect();
-        assert_eq!(found.len(), 1, "layers are alike");
-        let check = &mut checks.checks[found[0]];
-        let worst = |check: &mut Check| check.worst(&Faulty(live), KvFormat::F32, 2).unwrap();
-        assert!(worst(check) <= 1.0);
-        live.set(KEY, Some("quarter"));
-        assert!(worst(check) > 1.0);
+        is_checked("deepseek_v3", "mla_attention", 2);
     }
 
     #[test]
     fn experts_are_checked_with_their_router() {
-        for model in ["qwen3_moe", "glm4_moe", "gpt_oss"] {
-            let (textbook, weights) = testing::tiny_model(model, 3, WeightFormat::Q8_0);
-            let plan = fuse(restrict_outputs((*textbook).clone()));
-            let live: &'static Tuning = Box::leak(Box::new(Tuning::default()));
-            let mut checks = Checks::new(Box::new(Faulty(live)), live, &plan, &weights, KvFormat::F32).unwrap();
-            let of_experts = |check: &Check| check.plan.ops.iter().any(|op| op.name() == "moe_down");
-            let found: Vec<_> = (0..checks.checks.len()).filter(|&place| of_experts(&checks.checks[place])).collect();
-            assert_eq!(found.len(), 1, "{model}: layers are alike");
-            let check = &mut checks.checks[found[0]];
-            let worst = |check: &mut Check| check.worst(&Faulty(live), KvFormat::F32, 7).unwrap();
-            assert!(worst(check) <= 1.0, "{model}");
-            live.set(KEY, Some("quarter"));
-            assert!(worst(check) > 1.0, "{model}");
-        }
+        ["qwen3_moe", "glm4_moe", "gpt_oss"].iter().for_each(|model| is_checked(model, "moe_down", 7));
     }
 
     #[test]

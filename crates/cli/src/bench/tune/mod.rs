@@ -103,8 +103,8 @@ fn untuned_cpu(settings: &ModelSettings) -> Result<cpu::CpuBackend> {
     device::cpu_backend(&settings)
 }
 
-/// Whether weights that stay as the file has them make steps shorter than repacked ones, and what was found of that. Both
-/// must choose the same tokens.
+/// Compares steps with repacked weights and steps with weights as the file has them, and says which are shorter. Both must
+/// choose the same tokens.
 fn layout(
     args: &TuneArgs,
     source: &Source<'_>,
