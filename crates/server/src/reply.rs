@@ -147,20 +147,23 @@ impl ReplyReader {
     }
 
     fn advance_all(&mut self, parts: &mut Vec<Part>, end: TextEnd) {
-        while self.advance(parts, end) {}
-        if self.reading.by_id != ById::default() {
-            // A token that began nothing is text.
-            for part in parts {
-                match part {
-                    Part::Content(text)
-                    | Part::Reasoning(text)
-                    | Part::Arguments(text)
-                    | Part::NoCall(text)
-                    | Part::Call { name: text } => {
-                        text.retain(|character| character != CONTROL);
-                    }
-                }
+        let mut new = Vec::new();
+        while self.advance(&mut new, end) {}
+        for mut part in new {
+            // What was held as a call and came back is shown as well.
+            if let Part::Content(text) | Part::NoCall(text) = &part {
+                self.shown.push(text);
             }
+            if self.reading.by_id != ById::default() {
+                let (Part::Content(text)
+                | Part::Reasoning(text)
+                | Part::Arguments(text)
+                | Part::NoCall(text)
+                | Part::Call { name: text }) = &mut part;
+                // A token that began nothing is text.
+                text.retain(|character| character != CONTROL);
+            }
+            push_part(parts, part);
         }
     }
 
@@ -280,7 +283,6 @@ impl ReplyReader {
         let unopened_text = unopened.map(|(marker, _)| marker.text);
         let markers: Vec<&str> = opener.into_iter().chain(unopened_text).chain(frames).collect();
         let (text, found) = take_until_any(&mut self.reading.buffer, &markers, ended);
-        self.shown.push(&text);
         push_part(parts, Part::Content(text));
         let begins_call = found.is_some() && found == opener;
         if let Some(&MarkedCalls { opener, first, .. }) = calls.filter(|_| begins_call) {
@@ -343,6 +345,9 @@ impl ReplyReader {
                 (found.0 || rest.starts_with(text), found.1 || (!rest.is_empty() && text.starts_with(rest)))
             });
         if ends_bare && is_after {
+            // The space may have come in a piece of its own, which the reader has taken.
+            let space = self.reading.buffer.len() - rest.len();
+            self.reading.buffer.drain(..space);
             reader.leave_out();
         } else if ends_bare && may_be && end == TextEnd::No {
             self.mode = Mode::Call(reader);
