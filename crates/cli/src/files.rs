@@ -4,7 +4,7 @@
 //! A report or a receipt that is written in place is half there when the disk is full or the program is ended, and the
 //! one that was there before is gone.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
@@ -37,10 +37,15 @@ pub(crate) fn history_file() -> Option<PathBuf> {
 /// The bytes of the file at `path`, which has at most `most` bytes, and in messages `what` before its name: `the prompt
 /// file`, or nothing. It may be a pipe.
 pub(crate) fn read(path: &Path, what: &str, most: u64) -> Result<Vec<u8>> {
+    read_with(File::options().read(true), path, what, most)
+}
+
+/// See [`read`].
+fn read_with(options: &OpenOptions, path: &Path, what: &str, most: u64) -> Result<Vec<u8>> {
     let name = named(path, what);
     let failed = || format!("cannot read {name}");
     let mut bytes = Vec::new();
-    File::open(path).with_context(failed)?.take(most + 1).read_to_end(&mut bytes).with_context(failed)?;
+    options.open(path).with_context(failed)?.take(most + 1).read_to_end(&mut bytes).with_context(failed)?;
     if bytes.len() as u64 > most {
         let most = units::bytes(most);
         bail!("cannot read {name}: it has more than {most}, which is the most that is read; is it the right file?");
@@ -50,8 +55,17 @@ pub(crate) fn read(path: &Path, what: &str, most: u64) -> Result<Vec<u8>> {
 
 /// The text of the file at `path`: see [`read`].
 pub(crate) fn read_text(path: &Path, what: &str, most: u64) -> Result<String> {
-    let text = String::from_utf8(read(path, what, most)?);
-    text.map_err(|error| {
+    text_of(read(path, what, most)?, path, what)
+}
+
+/// The text of the file at `path`, which this program has written into its cache: see [`read`]. A link in its place is
+/// refused.
+pub(crate) fn read_own_text(path: &Path, what: &str, most: u64) -> Result<String> {
+    text_of(read_with(mapped::refuse_links(File::options().read(true)), path, what, most)?, path, what)
+}
+
+fn text_of(bytes: Vec<u8>, path: &Path, what: &str) -> Result<String> {
+    String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!("cannot read {}: it is no UTF-8 text, from byte {at} on", named(path, what))
     })
@@ -66,6 +80,20 @@ fn named(path: &Path, what: &str) -> String {
 /// until then. A pipe or device is written to as it is.
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     try_write(path, bytes).with_context(|| format!("cannot write `{}`", path.display()))
+}
+
+/// Writes a file of the cache whole, into a folder that is made if needed. A link in its place is replaced, and none is
+/// written through.
+pub(crate) fn write_own(path: &Path, bytes: &[u8]) -> Result<()> {
+    let begun = match path.parent().map(fs::create_dir_all) {
+        Some(Err(error)) => Err(error),
+        _ => Begun::create_own(path),
+    };
+    let write = |mut begun: Begun| {
+        begun.file().write_all(bytes)?;
+        begun.finish()
+    };
+    begun.and_then(write).with_context(|| format!("cannot write `{}`", path.display()))
 }
 
 /// See [`write()`].
@@ -90,15 +118,25 @@ impl Begun {
         }
         // A link stays one: what it points to is replaced.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-        name.push(format!(".{}.partial", std::process::id()));
-        let partial = path.with_file_name(name);
+        let partial = partial_name(&path)?;
         let file = File::create(&partial)?;
         let begun = Self { file, names: Some((partial, path)) };
         if let Some(before) = begun.names.as_ref().and_then(|(_, path)| fs::metadata(path).ok()) {
             begun.file.set_permissions(before.permissions())?;
         }
         Ok(begun)
+    }
+
+    /// Begins the file of the cache for `path`, under a name that is new.
+    fn create_own(path: &Path) -> io::Result<Self> {
+        let partial = partial_name(path)?;
+        // Of a process that had this number and was ended.
+        match fs::remove_file(&partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = File::create_new(&partial)?;
+        Ok(Self { file, names: Some((partial, path.to_owned())) })
     }
 
     /// Where to write.
@@ -115,6 +153,13 @@ impl Begun {
         }
         Ok(())
     }
+}
+
+/// What the file for `path` is called until it is whole.
+fn partial_name(path: &Path) -> io::Result<PathBuf> {
+    let mut name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+    name.push(format!(".{}.partial", std::process::id()));
+    Ok(path.with_file_name(name))
 }
 
 impl Drop for Begun {
@@ -144,6 +189,24 @@ mod tests {
         assert!(read_text(&path, "", 3).is_err());
         fs::write(&path, b"ab\xff").unwrap();
         assert!(read_text(&path, "", 4).unwrap_err().to_string().contains("byte 2"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_of_the_cache_is_neither_read_nor_written_through_a_link() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let (other, path) = (folder.path().join("other"), folder.path().join("cache/kept"));
+        fs::write(&other, "another's").unwrap();
+        fs::create_dir(folder.path().join("cache")).unwrap();
+        symlink(&other, &path).unwrap();
+        symlink(&other, partial_name(&path).unwrap()).unwrap();
+        let error = format!("{:#}", read_own_text(&path, "what is kept", 100).unwrap_err());
+        assert!(error.contains("cannot read what is kept `") && error.contains("kept`: "), "{error}");
+        write_own(&path, b"own").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"another's");
+        assert!(!path.is_symlink() && read_own_text(&path, "", 100).unwrap() == "own");
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 
     #[test]

@@ -21,10 +21,10 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 14] = [
     // `testing` for the conformance suite, behind the feature of that name.
     ("backend", &["plan", "tensor", "testing"]),
     ("cpu", &["backend", "plan", "tensor"]),
-    ("gpu", &["backend", "plan", "tensor"]),
+    ("gpu", &["backend", "mapped", "plan", "tensor"]),
     ("engine", &["backend", "plan"]),
     ("testing", &["formats", "models", "plan", "tensor"]),
-    ("server", &["engine", "tokenizer"]),
+    ("server", &["engine", "mapped", "tokenizer"]),
     (
         "cli",
         &[

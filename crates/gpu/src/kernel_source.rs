@@ -2,7 +2,8 @@
 //!
 //! `cargo xtask kernels` writes the files in `kernels/cuda`, which the binary carries: users need only a driver.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use crate::params::layout_assertions;
@@ -100,7 +101,7 @@ impl KernelSource {
         })?;
         let kept =
             self.cache.as_ref().map(|cache| cache.join(format!("{:016x}-{}", hash(text.as_bytes()), image.target)));
-        if let Some(bytes) = kept.as_ref().and_then(|path| fs::read(path).ok()) {
+        if let Some(bytes) = kept.as_ref().and_then(|path| read_kept(path).ok()) {
             return Ok(Some(image.loaded(bytes)));
         }
         (self.compiling)(image.target);
@@ -113,11 +114,20 @@ impl KernelSource {
     }
 }
 
-/// Writes a file that others see whole or not at all.
-fn keep(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+/// What [`keep`] wrote; a link in its place is refused, because it would put other code there.
+fn read_kept(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    mapped::refuse_links(File::options().read(true)).open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Writes a file that others see whole or not at all, through no link.
+fn keep(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
     let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    fs::write(&partial, bytes)?;
+    // Of a process that had this number and was ended; where it cannot be removed, the next line says so.
+    let _ = fs::remove_file(&partial);
+    File::create_new(&partial)?.write_all(bytes)?;
     fs::rename(partial, path)
 }
 
@@ -248,6 +258,15 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!(found.bytes, b"kept");
+        #[cfg(unix)]
+        {
+            let (kept, link) = (cache.join(format!("{:016x}-{}", source_hash(), image.target)), cache.join("link"));
+            std::os::unix::fs::symlink(&kept, &link).unwrap();
+            assert!(read_kept(&link).is_err());
+            std::os::unix::fs::symlink(&kept, link.with_extension(format!("{}.partial", std::process::id()))).unwrap();
+            keep(&link, b"new").unwrap();
+            assert!(!link.is_symlink() && read_kept(&link).unwrap() == b"new" && read_kept(&kept).unwrap() == b"kept");
+        }
         fs::remove_dir_all(cache).unwrap();
     }
 

@@ -176,6 +176,15 @@ fn regular_file_len(path: &Path, metadata: &Metadata) -> Result<u64, MapError> {
     Ok(metadata.len())
 }
 
+/// The same options, but opening fails where the path itself is a symbolic link: for files that this program writes under
+/// names of its own, as in a cache. It makes no links there, so one was put there by somebody who would have another file
+/// read or written. Only Unix can refuse them while opening.
+pub fn refuse_links(options: &mut OpenOptions) -> &mut OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
+    options
+}
+
 /// Opens for reading, without waiting: a file that became a fifo since it was looked at must not block.
 fn open(path: &Path, links: Links) -> io::Result<File> {
     let mut options = OpenOptions::new();

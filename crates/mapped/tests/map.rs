@@ -52,6 +52,10 @@ fn a_link_in_the_place_of_an_own_file_is_refused() {
     assert_eq!(map(&link).unwrap(), &b"0123"[..]);
     assert_eq!(map_own(&file).unwrap(), &b"0123"[..]);
     assert!(map_own(&link).is_err());
+    let mut options = fs::OpenOptions::new();
+    mapped::refuse_links(options.read(true));
+    assert!(options.open(&file).is_ok());
+    assert!(options.open(&link).is_err());
 }
 
 #[cfg(unix)]

@@ -5,6 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
+use mapped::refuse_links;
+
 use super::error::{HubError, disk_error};
 
 /// See the module.
@@ -41,7 +43,7 @@ impl Disk for RealDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        Ok(Box::new(own_file(OpenOptions::new().read(true).append(true).create(true)).open(path)?))
+        Ok(Box::new(refuse_links(OpenOptions::new().read(true).append(true).create(true)).open(path)?))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -77,16 +79,9 @@ impl Disk for RealDisk {
     }
 }
 
-/// Opens a file of the cache that is no link to another: this program makes none where it writes, so one was put there.
-pub(super) fn own_file(options: &mut OpenOptions) -> &mut OpenOptions {
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(options, rustix::fs::OFlags::NOFOLLOW.bits().cast_signed());
-    options
-}
-
 /// Opens, and makes if needed, a file whose only purpose is to be locked.
 pub(super) fn open_lock(path: &Path) -> Result<File, HubError> {
-    let open = || own_file(OpenOptions::new().write(true).create(true).truncate(false)).open(path);
+    let open = || refuse_links(OpenOptions::new().write(true).create(true).truncate(false)).open(path);
     open().map_err(disk_error("open the lock", path))
 }
 

@@ -5,7 +5,6 @@
 //! A file is of one device, driver and program, and of processors with so many threads and one instruction set. Where one
 //! of these has changed, or the file cannot be read, it is passed over with a warning, and the device is measured anew.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -162,7 +161,7 @@ impl DeviceFacts {
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let text = files::read_text(path, "what was measured of a device", files::SETTINGS_BYTES_MAX)?;
+        let text = files::read_own_text(path, "what was measured of a device", files::SETTINGS_BYTES_MAX)?;
         Self::parse(&text).with_context(|| format!("cannot use `{}`", path.display()))
     }
 
@@ -193,10 +192,7 @@ impl DeviceFacts {
     fn write(&self, path: &Path) -> Result<()> {
         let mut text = serde_json::to_string_pretty(self).context("facts are JSON")?;
         text.push('\n');
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).with_context(|| format!("cannot make the folder `{}`", folder.display()))?;
-        }
-        files::write(path, text.as_bytes())
+        files::write_own(path, text.as_bytes())
     }
 
     /// Takes over a peak, in the place of that of the same class.
@@ -217,6 +213,8 @@ pub(crate) fn read_bytes_per_ns(gpu: &gpu::GpuBackend) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn key() -> DeviceKey {

@@ -117,20 +117,37 @@ impl Table {
         Ok(table)
     }
 
-    /// The table in the file at `path`.
+    /// The table in the file at `path`, which a user names.
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let text = files::read_text(path, "the table of tuned kernels", files::RESULT_BYTES_MAX)?;
+        Self::parse_file(path, files::read_text)
+    }
+
+    /// The table in the cache, at `path`.
+    pub(crate) fn read_kept(path: &Path) -> Result<Self> {
+        Self::parse_file(path, files::read_own_text)
+    }
+
+    fn parse_file(path: &Path, read: fn(&Path, &str, u64) -> Result<String>) -> Result<Self> {
+        let text = read(path, "the table of tuned kernels", files::RESULT_BYTES_MAX)?;
         Self::parse(&text).with_context(|| format!("cannot use `{}`", path.display()))
     }
 
-    /// Writes it to the file at `path`, whole or not at all.
+    /// Writes it to the file at `path`, which a user names, whole or not at all.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_string_pretty(self).context("a table is JSON")?;
-        text.push('\n');
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).with_context(|| format!("cannot make the folder `{}`", folder.display()))?;
         }
-        files::write(path, text.as_bytes())
+        files::write(path, self.text()?.as_bytes())
+    }
+
+    /// Keeps it in the cache, at `path`.
+    pub(crate) fn keep(&self, path: &Path) -> Result<()> {
+        files::write_own(path, self.text()?.as_bytes())
+    }
+
+    fn text(&self) -> Result<String> {
+        let text = serde_json::to_string_pretty(self).context("a table is JSON")?;
+        Ok(format!("{text}\n"))
     }
 
     /// Takes over the rows of `other`, which replace those of the same key.
@@ -221,7 +238,7 @@ fn choices_for(now: &Table, from: &TunedFrom) -> Result<BTreeMap<String, String>
     let shipped = SHIPPED.iter().filter_map(|text| Table::parse(text).ok()).filter(|table| table.device == now.device);
     let mut choices: BTreeMap<_, _> = shipped.flat_map(|table| table.choices().collect::<Vec<_>>()).collect();
     let Some(path) = now.file().filter(|path| path.exists()) else { return Ok(choices) };
-    match Table::read(&path) {
+    match Table::read_kept(&path) {
         Ok(table) => match table.why_stale(now) {
             None => choices.extend(table.choices()),
             Some(why) => tracing::warn!("`{}` is passed over: {why}; `hotmetal tune` measures again", path.display()),

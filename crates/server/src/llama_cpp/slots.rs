@@ -377,7 +377,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     if !is_file {
         return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no plain file"));
     }
-    File::open(path)
+    mapped::refuse_links(OpenOptions::new().read(true)).open(path)
 }
 
 async fn on_engine<T: Send + 'static>(

@@ -240,10 +240,10 @@ fn keep(args: &TuneArgs, table: Table) -> Result<()> {
         .file()
         .context("there is no folder for the table: neither XDG_CACHE_HOME nor a home is known; use --export")?;
     // What an earlier run found of other shapes stays, as long as it is of the same kernels.
-    let kept = Table::read(&path).ok().filter(|kept| kept.is_of_the_same(&table));
+    let kept = Table::read_kept(&path).ok().filter(|kept| kept.is_of_the_same(&table));
     let mut all = kept.unwrap_or_else(|| table.without_rows());
     all.merge(&table.rows);
-    all.write(&path)?;
+    all.keep(&path)?;
     let device = device::resolve(&args.target.device);
     note(&format!("kept in {}: {device} computes so from now on; --tuned off goes back", path.display()));
     Ok(())

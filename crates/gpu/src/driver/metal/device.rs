@@ -126,9 +126,12 @@ impl Context {
             }
         };
         let how = if options.indirect { "indirect" } else { "direct" };
-        // A damaged or outdated archive is none.
+        // A damaged or outdated archive is none, nor is a link that somebody put in its place.
         let file = options.cache.as_ref().map(|cache| cache.join(format!("{:016x}-{how}.metalarchive", found.hash())));
-        let kept = file.as_deref().filter(|file| file.exists()).and_then(|file| archive(&device, Some(file)).ok());
+        let kept = file
+            .as_deref()
+            .filter(|file| file.symlink_metadata().is_ok_and(|found| found.is_file()))
+            .and_then(|file| archive(&device, Some(file)).ok());
         let archive =
             kept.map_or_else(|| archive(&device, None), Ok).map_err(|error| failed_to_start(describe(&error)))?;
         let pipelines = Mutex::new(Pipelines { made: HashMap::new(), archive, file, grown: false });
@@ -185,6 +188,8 @@ impl Context {
         }
         let Some(file) = &pipelines.file else { return };
         let partial = file.with_extension(format!("{}.partial", std::process::id()));
+        // Metal would write through a link that somebody put there.
+        let _ = fs::remove_file(&partial);
         if let Some(url) = NSURL::from_file_path(&partial)
             && file.parent().is_some_and(|folder| fs::create_dir_all(folder).is_ok())
             && pipelines.archive.serializeToURL_error(&url).is_ok()
