@@ -663,7 +663,12 @@ fn rope_scaling(
     let rope_type = match metadata.str(&key("rope.scaling.type"))? {
         // A factor without a type is linear, in llama.cpp too.
         None if factor.is_some_and(|factor| factor != 1.0 && factor != 0.0) => "linear",
-        None | Some("none") => return Ok(None),
+        // Models refuse a factor of attention that no scaling explains, by name.
+        None | Some("none") => {
+            let alone = metadata.f64(&key("rope.scaling.attn_factor"))?.filter(|&value| value != 1.0);
+            let scaling = |factor| Map::from_iter([("attention_factor".to_owned(), json!(factor))]);
+            return Ok(alone.map(scaling));
+        }
         Some(rope_type) => rope_type,
     };
     let mut scaling = Map::new();

@@ -259,6 +259,10 @@ fn metadata_says_more_than_the_architecture() {
         assert_eq!(with(&[(key, Value::F32(4.0))])["rope_scaling"], json!({"rope_type": "linear", "factor": 4.0}));
         assert_eq!(with(&[(key, Value::F32(1.0))])["rope_scaling"], serde_json::Value::Null);
     }
+    // Without a scaling to explain it, `attn_factor` is handed on: no model computes it, and each refuses it by name.
+    let alone = |factor| with(&[("llama.rope.scaling.attn_factor", Value::F32(factor))]);
+    assert_eq!(alone(0.5)["rope_scaling"], json!({"attention_factor": 0.5}));
+    assert_eq!(alone(1.0)["rope_scaling"], serde_json::Value::Null);
     assert_eq!(with(&[("llama.rope.dimension_count", Value::U32(4))])["partial_rotary_factor"], 0.5);
     let many_ends = with(&[("tokenizer.ggml.eot_token_id", Value::U32(0))]);
     assert_eq!(many_ends["eos_token_id"], 2);
