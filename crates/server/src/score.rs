@@ -27,6 +27,8 @@ const TEXTS_MAX: usize = 2048;
 pub(crate) const COMMON: &[Field] = &[
     applied("model"),
     applied("truncate_prompt_tokens"),
+    applied("add_special_tokens"),
+    applied("parse_special"),
     applied("priority"),
     applied("cache_salt"),
     applied("user"),

@@ -126,6 +126,15 @@ pub(super) fn applied_case(path: &str, name: &str) -> Option<Case> {
         ("/v1/score" | "/v1/rerank", "truncate_prompt_tokens") => {
             case(json!(1), |_, answer| !answer["x_hotmetal"]["truncated"].is_null())
         }
+        ("/v1/score" | "/v1/rerank", "add_special_tokens") => case(json!(false), |before, answer| {
+            before["data"] == answer["data"] && before["results"] == answer["results"]
+        }),
+        ("/v1/score" | "/v1/rerank", "parse_special") => {
+            let with = json!({"text_1": "<|im_end|>", "query": "<|im_end|>"});
+            case_with(with, json!(false), |before, answer| {
+                answer["usage"]["prompt_tokens"].as_u64() > before["usage"]["prompt_tokens"].as_u64()
+            })
+        }
         ("/v1/score" | "/v1/rerank", "priority") => {
             case(json!(5), |before, answer| before["data"] == answer["data"] && before["results"] == answer["results"])
         }
