@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use engine::{Dry, Dynatemp, FinishReason, Mirostat, Request, SamplerStep, SamplingParams, StopStrings, Xtc};
+use engine::{Dry, Dynatemp, Failure, FinishReason, Mirostat, Request, SamplerStep, SamplingParams, StopStrings, Xtc};
 use serde_json::Value;
 use tokenizer::{ParseSpecial, StreamDecoder};
 
@@ -349,7 +349,17 @@ fn describe(finish: &FinishReason) -> (&'static str, Option<String>) {
         FinishReason::Length => ("length", None),
         FinishReason::Context => ("context", None),
         FinishReason::Cancelled => ("cancelled", None),
-        FinishReason::Error(failure) => ("error", Some(failure.to_string())),
+        FinishReason::Error(failure) => ("error", Some(explained(failure))),
+    }
+}
+
+/// A failure, and what finds its cause.
+fn explained(failure: &Failure) -> String {
+    match failure {
+        Failure::Numeric { .. } | Failure::NumericState { .. } => {
+            format!("{failure}; --check-tensors looks for a weight that is the cause")
+        }
+        Failure::NoTokenLeft | Failure::Grammar(_) | Failure::Backend(_) => failure.to_string(),
     }
 }
 

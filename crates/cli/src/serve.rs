@@ -10,12 +10,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use engine::{Pooling, SamplerStep};
-use server::{ApiKey, App, Ended, Keep, Loading, OnDemand, Options, Origin, ServedModel, Shutdown};
+use server::{ApiKey, App, Ended, IdleWork, Keep, Loading, OnDemand, Options, Origin, ServedModel, Shutdown};
 use tokenizer::ParseSpecial;
 
 use crate::load::find;
 use crate::load::neighbours::Neighbours;
 use crate::load::sizes::{EngineSizes, KvTokens};
+use crate::load::unchecked::{NoNumber, Unchecked};
 use crate::model;
 use crate::model::args::ModelArgs;
 use crate::on_demand::{Loaded, Loader};
@@ -447,9 +448,25 @@ fn load(
         normalize: model.embedding.normalize,
         files: Some(model.files),
         engine: model.engine,
+        idle_work: Some(idle_work(name.to_owned(), model.unchecked)),
         load_time: model.load_time,
     };
     Ok(Loaded { model, share, note })
+}
+
+/// Looks for weights that are no numbers, a piece at a time.
+fn idle_work(model: String, mut unchecked: Unchecked) -> IdleWork {
+    Box::new(move || match unchecked.check_piece() {
+        None => false,
+        Some(Ok(())) => true,
+        Some(Err(NoNumber { name: tensor, index, value })) => {
+            tracing::error!(
+                model, tensor, index, %value,
+                "a weight is no number, and texts that meet it end with a numeric fault: fetch or convert the model again"
+            );
+            true
+        }
+    })
 }
 
 /// The models of `--models-dir`, each by its name, with its path.

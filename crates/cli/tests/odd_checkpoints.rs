@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+mod http_server;
 mod process;
 
 const BUILTIN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/builtin");
@@ -170,9 +171,16 @@ fn a_weight_that_is_no_number_is_found_by_its_name() {
             }
         }
     });
+    let (is_ok, _, report) = model.output(&["a", "--raw"]);
+    assert!(!is_ok && report.contains("numeric fault") && report.contains("--check-tensors"), "{report}");
     let (is_ok, _, report) = model.output(&["a", "--raw", "--check-tensors"]);
     let expected = ["--check-tensors", "model.safetensors", "model.layers.3.mlp.up_proj.weight", "NaN"];
     assert!(!is_ok && expected.iter().all(|part| report.contains(part)), "{report}");
+    // A server starts, and names each while nobody asks it for anything.
+    let server = http_server::Server::start(&[model.folder.path().to_str().expect("UTF-8")]);
+    for layer in [3, 5] {
+        server.await_note(&format!("tensor=\"model.layers.{layer}.mlp.up_proj.weight\""));
+    }
 }
 
 #[test]

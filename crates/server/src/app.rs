@@ -12,7 +12,7 @@ use tokenizer::{FimMarkers, ParseSpecial, Tokenizer};
 use tokio::sync::{oneshot, watch};
 
 use crate::clock::unix_time;
-use crate::engine_thread::{EngineFailure, EngineHandle};
+use crate::engine_thread::{EngineFailure, EngineHandle, IdleWork};
 use crate::error::ApiError;
 use crate::fields::{FieldPolicy, ignore};
 use crate::grammar::Grammars;
@@ -23,8 +23,8 @@ use crate::options::{Keep, Options};
 use crate::slot_texts::Slots;
 use crate::template_profile::{TemplateProfile, ToolForm};
 
-/// Fields without effect that the log names, at most: clients make the names.
-const IGNORED_TOLD_MAX: usize = 256;
+/// Fields without effect, and refusals, that the log warns of at most: clients make the names.
+const TOLD_MAX: usize = 256;
 
 /// A loaded model, for [`App::ready`].
 pub struct ServedModel {
@@ -54,6 +54,8 @@ pub struct ServedModel {
     pub files: Option<ModelFiles>,
     /// The engine, with the model in it.
     pub engine: Engine,
+    /// What is done once, while no request runs.
+    pub idle_work: Option<IdleWork>,
     /// How long loading took.
     pub load_time: Duration,
 }
@@ -90,6 +92,7 @@ impl ServedModel {
             normalize: None,
             files: None,
             engine,
+            idle_work: None,
             load_time: Duration::ZERO,
         }
     }
@@ -165,13 +168,14 @@ impl Serving {
             normalize,
             files,
             engine,
+            idle_work,
             load_time,
         } = model;
         let hidden_size = engine.hidden_size();
         let vocab_size = engine.config().vocab_size;
         // A vocabulary may have more tokens than the model has logits, and a prompt none of those.
         let fim = tokenizer.fim().copied().filter(|fim| fim.ids().all(|id| (id as usize) < vocab_size));
-        let engine = EngineHandle::start(engine, options)?;
+        let engine = EngineHandle::start(engine, idle_work, options)?;
         let profile_of = |template: &ChatTemplate| TemplateProfile::of(template).with_vocabulary(&tokenizer);
         let none = || TemplateProfile::default().with_vocabulary(&tokenizer);
         let profile = chat_template.as_ref().map_or_else(none, profile_of);
@@ -282,6 +286,8 @@ pub(crate) struct Inner {
     pub(crate) stop: watch::Sender<bool>,
     /// Fields without effect that the log has named.
     ignored: Mutex<HashSet<String>>,
+    /// Route, field and code of refusals that the log has.
+    refusals: Mutex<HashSet<(String, Option<String>, Option<&'static str>)>>,
 }
 
 impl Drop for Inner {
@@ -451,6 +457,7 @@ impl App {
             draining: AtomicBool::new(false),
             stop: watch::Sender::new(false),
             ignored: Mutex::default(),
+            refusals: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -495,9 +502,26 @@ impl App {
                     !inside || c == '['
                 })
                 .collect();
-            if told.len() < IGNORED_TOLD_MAX && told.insert(general.clone()) {
-                tracing::info!(field = general, "a field of requests is taken without effect");
+            if told.len() < TOLD_MAX && told.insert(general.clone()) {
+                tracing::warn!(field = general, "a field of requests is taken without effect");
             }
+        }
+    }
+
+    /// Says in the log that a request was refused: as a warning the first time that `route` refuses this field for this
+    /// reason, if it is the client's, because clients try again and again.
+    pub(crate) fn note_refusal(&self, id: &str, route: &str, error: &ApiError) {
+        let (param, code) = (error.param(), error.code());
+        let mut told = self.inner.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that comes too early is none of these: it is served later.
+        let is_of_the_request = error.status.is_client_error() && error.status.as_u16() != 429;
+        let is_new = is_of_the_request
+            && told.len() < TOLD_MAX
+            && told.insert((route.to_owned(), param.map(str::to_owned), code));
+        drop(told);
+        match is_new {
+            true => tracing::warn!(%id, route, param, code, "refused"),
+            false => tracing::info!(%id, route, param, code, "refused"),
         }
     }
 

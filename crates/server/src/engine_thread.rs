@@ -104,6 +104,9 @@ const IDLE: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 2000 })
 /// How often it is looked whether a step is stuck, in the time that it may take.
 const LOOKS: u32 = 8;
 
+/// Does a piece of work in some milliseconds, and says whether there is more.
+pub type IdleWork = Box<dyn FnMut() -> bool + Send>;
+
 /// Why the engine gave no answer.
 #[derive(Debug)]
 pub(crate) enum SubmitError {
@@ -114,8 +117,9 @@ pub(crate) enum SubmitError {
 }
 
 impl EngineHandle {
-    /// Starts the thread. A step that takes longer than [`Options::step_time_max`] ends it all.
-    pub(crate) fn start(engine: Engine, options: &Options) -> std::io::Result<Self> {
+    /// Starts the thread, which does `idle_work` while there is no request. A step that takes longer than
+    /// [`Options::step_time_max`] ends it all.
+    pub(crate) fn start(engine: Engine, idle_work: Option<IdleWork>, options: &Options) -> std::io::Result<Self> {
         let (commands, received) = mpsc::channel();
         let (hand, handed) = unbounded_channel();
         let shared = Arc::new(Shared {
@@ -130,7 +134,7 @@ impl EngineHandle {
             failure: watch::Sender::new(None),
         });
         let next_weight_check = Instant::now();
-        let thread = EngineThread { engine, hand, shared: Arc::clone(&shared), next_weight_check };
+        let thread = EngineThread { engine, hand, shared: Arc::clone(&shared), idle_work, next_weight_check };
         // Grammars go as deep as their rules nest, here too.
         let builder = std::thread::Builder::new().name("engine".to_owned()).stack_size(STACK_BYTES);
         let thread = builder.spawn(move || thread.run(&received))?;
@@ -395,6 +399,8 @@ struct EngineThread {
     engine: Engine,
     hand: UnboundedSender<Handed>,
     shared: Arc<Shared>,
+    /// What is left to do once, before weights are checked.
+    idle_work: Option<IdleWork>,
     /// When the next check of the weights may begin; in the past while one is under way.
     next_weight_check: Instant,
 }
@@ -453,6 +459,13 @@ impl EngineThread {
                 Ok(command) => return Some(command),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Some(work) = &mut self.idle_work {
+                if !work() {
+                    self.idle_work = None;
+                }
+                wait = Duration::ZERO;
+                continue;
             }
             self.shared.set_step_begun(Some(Instant::now()));
             let checked = self.engine.check_weights();

@@ -80,6 +80,7 @@ mod tools;
 mod turn;
 
 pub use app::{App, ModelFiles, ReadyError, ServedModel};
+pub use engine_thread::IdleWork;
 pub use listen::{Ended, Shutdown, serve};
 pub use loading::{LoadStage, Loading};
 pub use on_demand::{LoadFailure, ModelLoader, OnDemand};

@@ -52,7 +52,7 @@ async fn check(State(Gate { app, is_open }): State<Gate>, mut request: Request<B
     };
     let mut response = response;
     if let Some(error) = response.extensions().get::<ApiError>() {
-        tracing::info!(%id, route, param = error.param(), code = error.code(), "refused");
+        app.note_refusal(&id, &route, error);
         let form = ErrorForm::of(&request_path);
         if form != ErrorForm::OpenAi {
             response = error.clone().into_response_in(form);

@@ -25,5 +25,6 @@ pub(crate) mod rope;
 pub(crate) mod sizes;
 pub(crate) mod text;
 pub(crate) mod tuned;
+pub(crate) mod unchecked;
 pub(crate) mod watch;
 pub(crate) mod weights;

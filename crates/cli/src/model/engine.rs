@@ -23,6 +23,7 @@ use crate::load::plan::{optimised, plan_of};
 use crate::load::rope::RopeSettings;
 use crate::load::sizes::{DeviceRegion, EngineSizes};
 use crate::load::text::{ChatTemplates, load_tokenizer};
+use crate::load::unchecked::Unchecked;
 use crate::load::watch::{LoadBar, Unwatched, Watch};
 use crate::load::weights::{check_tensors, weights};
 use crate::load::{device, find};
@@ -54,6 +55,8 @@ pub(crate) struct Model {
     /// Whether it generates, and does not only make vectors of texts.
     pub(crate) has_head: bool,
     pub(crate) files: ModelFiles,
+    /// The weights that were not looked at.
+    pub(crate) unchecked: Unchecked,
 }
 
 /// Loads the model that `name` stands for, the built-in one without a name, for one text at a time.
@@ -75,7 +78,8 @@ pub(crate) fn load_with(name: Option<&str>, settings: &ModelSettings, sizes: &En
         sizes.watch.stage(LoadStage::Vocabulary);
         (tokenizer.join().unwrap_or_else(|_| Err(anyhow!("the tokenizer failed in a way that is a bug"))), rest)
     });
-    let AllButTokenizer { executable, device, vocab_size, region, templates, files } = rest.with_context(in_model)?;
+    let AllButTokenizer { executable, device, vocab_size, region, templates, files, unchecked } =
+        rest.with_context(in_model)?;
     let share = DeviceShare { device: device.name.clone(), had: device.memory_bytes, bytes: region.bytes };
     let DeviceInfo { name: device_name, description: device, .. } = device;
     let mut tokenizer = tokenizer.with_context(in_model)?;
@@ -110,6 +114,7 @@ pub(crate) fn load_with(name: Option<&str>, settings: &ModelSettings, sizes: &En
         tokenizer: Arc::new(tokenizer),
         templates,
         files,
+        unchecked,
     })
 }
 
@@ -124,6 +129,7 @@ struct AllButTokenizer {
     region: DeviceRegion,
     templates: ChatTemplates,
     files: ModelFiles,
+    unchecked: Unchecked,
 }
 
 fn load_all_but_tokenizer(
@@ -147,10 +153,17 @@ fn load_all_but_tokenizer(
         format: main_format(&weights).to_string(),
         identity: sizes.identifies.then(|| identity(&plan, &weights)),
     };
+    let unchecked = match settings.check_tensors {
+        true => Unchecked::default(),
+        false => {
+            let names = plan.weights.iter().map(|weight| weight.name.as_str());
+            Unchecked::of(names.zip(&weights), device.name == device::CPU)
+        }
+    };
     let mut copied = |bytes, total| sizes.watch.bytes(bytes, total);
     let executable = backend.load_watched(Arc::new(plan), weights, region.kv, &mut copied)?;
     let templates = ChatTemplates::load(checkpoint, settings.chat_template.as_deref())?;
-    Ok(AllButTokenizer { executable, device, vocab_size, region, templates, files })
+    Ok(AllButTokenizer { executable, device, vocab_size, region, templates, files, unchecked })
 }
 
 /// What tells a model from others, as it was loaded: a hash of its plan's rotations, and of the name, shape, format and ends of

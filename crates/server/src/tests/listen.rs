@@ -1,6 +1,7 @@
 //! On a socket: who is slow, who comes too many, how it ends.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use engine::null::{Fault, NullWeights};
 use serde_json::json;
@@ -200,6 +201,25 @@ async fn weights_are_checked_once_in_the_time_between_two_checks() {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     assert_eq!(app.failure(), None, "the next check is an hour away");
+}
+
+#[tokio::test]
+async fn idle_work_is_done_to_its_end_while_no_request_runs() {
+    let app = loading(Options::default());
+    let done = Arc::new(AtomicUsize::new(0));
+    let work = {
+        let done = Arc::clone(&done);
+        move || done.fetch_add(1, Ordering::Relaxed) < 2
+    };
+    let device = NullExecutable::new(config().kv, VOCAB_SIZE).with_queue();
+    let model = ServedModel { idle_work: Some(Box::new(work)), ..served_by(device, config(), chat_template()) };
+    app.ready(model).unwrap();
+    // It begins after 20 ms without a request.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (status, ..) = post(&app, TEXT, &json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true})).await;
+    assert_eq!(status, StatusCode::OK);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(done.load(Ordering::Relaxed), 3, "the third piece was the last");
 }
 
 /// Errors of single steps, with whole steps between them, are not a lost device.
