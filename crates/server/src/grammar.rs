@@ -6,7 +6,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use engine::{Grammar, GrammarState};
 use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
@@ -16,6 +16,7 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use tokenizer::Tokenizer;
 
+use crate::abandoned;
 use crate::error::ApiError;
 use crate::fields::{self, Field, Fields, Rule, applied, hint, wrong};
 use crate::masks::{MaskedText, PROBLEM_LEN_MAX};
@@ -48,6 +49,8 @@ const COMPILED_BYTES_MAX: usize = 24 << 20;
 pub(crate) const COMPILE_TIME_MAX: Duration = Duration::from_secs(if cfg!(debug_assertions) { 8 } else { 1 });
 /// Grammars that are being compiled at a time.
 const COMPILING_MAX: usize = 4;
+/// How often it is looked whether the client still waits for its grammar.
+const CLIENT_LOOKS: Duration = Duration::from_millis(20);
 /// Those besides that nobody waits for any more. They end by themselves; until then each has a thread and its memory.
 const ABANDONED_MAX: usize = 16;
 /// What the first step through the automaton may take: a million is a third of a second.
@@ -350,7 +353,19 @@ fn in_time<T: Send + 'static>(
         tracing::warn!(%error, "no thread to compile a grammar");
         ApiError::unavailable("busy_compiling", "no thread can be started to compile the grammar; try again")
     })?;
-    match receive.recv_timeout(time_max) {
+    let end = Instant::now() + time_max;
+    let ended = loop {
+        let left = end.saturating_duration_since(Instant::now());
+        match receive.recv_timeout(left.min(CLIENT_LOOKS)) {
+            Err(RecvTimeoutError::Timeout) if abandoned::is_abandoned() => {
+                slots.set(&state, SlotState::Abandoned);
+                return Err(ApiError::abandoned());
+            }
+            Err(RecvTimeoutError::Timeout) if left > CLIENT_LOOKS => {}
+            ended => break ended,
+        }
+    };
+    match ended {
         Ok(Ok(made)) => Ok(made),
         Ok(Err(())) | Err(RecvTimeoutError::Disconnected) => {
             let count = PANICS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -537,6 +552,19 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(in_time(&slots, COMPILE_TIME_MAX, "f", || 7).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_client_that_has_gone_leaves_its_place_to_others() {
+        let slots = CompileSlots::default();
+        let (release, held) = mpsc::channel::<()>();
+        let client = abandoned::Waits::default();
+        let work = client.watch(|| in_time(&slots, Duration::from_secs(3600), "f", move || held.recv().is_ok()));
+        drop(client);
+        // Not after an hour.
+        work().unwrap_err();
+        assert_eq!(*slots.lock(), Compiling { awaited: 0, abandoned: 1 });
+        drop(release);
     }
 
     #[test]
