@@ -21,6 +21,50 @@ use crate::security::KeyNumber;
 use crate::tools;
 use crate::turn::{self, Block, BlockKind, Change, Conversation, NamedEvent, TurnFormat};
 
+/// A message.
+pub(crate) const MESSAGE: &[&[Field]] = &[&[applied("role"), applied("content")]];
+
+/// The result of a call.
+pub(crate) const RESULT_BLOCK: &[&[Field]] = &[&[
+    applied("type"),
+    applied("tool_use_id"),
+    applied("content"),
+    applied("is_error"),
+    hint("cache_control", tools::CACHED),
+]];
+
+/// A thought that comes back.
+pub(crate) const THINKING_BLOCK: &[&[Field]] =
+    &[&[applied("type"), applied("thinking"), hint("signature", "it is an echo")]];
+
+/// A call that comes back.
+pub(crate) const USE_BLOCK: &[&[Field]] =
+    &[&[applied("type"), applied("id"), applied("name"), applied("input"), hint("cache_control", tools::CACHED)]];
+
+/// A block of text.
+pub(crate) const TEXT_BLOCK: &[&[Field]] =
+    &[&[applied("type"), applied("text"), hint("cache_control", tools::CACHED), hint("citations", "nothing is cited")]];
+
+/// `thinking`.
+pub(crate) const THINKING: &[&[Field]] = &[&[applied("type"), applied("budget_tokens")]];
+
+/// `output_config`.
+pub(crate) const OUTPUT_CONFIG: &[&[Field]] = &[&[applied("effort")]];
+
+/// A tool.
+pub(crate) const TOOL: &[&[Field]] = &[&[
+    applied("type"),
+    applied("name"),
+    applied("description"),
+    applied("input_schema"),
+    hint("cache_control", tools::CACHED),
+    hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
+    hint("eager_input_streaming", "arguments are streamed anyway"),
+]];
+
+/// `tool_choice`.
+pub(crate) const CHOICE: &[&[Field]] = &[&[applied("type"), applied("name"), applied("disable_parallel_tool_use")]];
+
 const MESSAGES_MAX: usize = 4096;
 
 /// Fields of a conversation, which `/v1/messages/count_tokens` has too.
@@ -178,7 +222,6 @@ impl Conversation {
     }
 
     fn take_message(&mut self, at: &str, message: Value) -> Result<(), ApiError> {
-        const MESSAGE: &[&[Field]] = &[&[applied("role"), applied("content")]];
         if !message.is_object() {
             return Err(wrong(at, &message, "an object with `role` and `content`"));
         }
@@ -206,20 +249,13 @@ impl Conversation {
     }
 
     fn take_user(&mut self, at: &str, blocks: Vec<Value>) -> Result<(), ApiError> {
-        const RESULT: &[&[Field]] = &[&[
-            applied("type"),
-            applied("tool_use_id"),
-            applied("content"),
-            applied("is_error"),
-            hint("cache_control", tools::CACHED),
-        ]];
         for (index, block) in blocks.into_iter().enumerate() {
             let at = format!("{at}[{index}]");
             match block["type"].as_str() {
                 Some("text") => self.push_user(&at, &text_block(&at, block)?),
                 Some("tool_result") => {
                     let within = |error: ApiError| error.within(&at);
-                    let mut fields = Fields::inside(&at, block, RESULT)?;
+                    let mut fields = Fields::inside(&at, block, RESULT_BLOCK)?;
                     let id = fields.required("tool_use_id").and_then(|id| string("tool_use_id", id)).map_err(within)?;
                     let is_error = fields.boolean("is_error").map_err(within)?.unwrap_or(false);
                     let content = match fields.take("content") {
@@ -237,14 +273,6 @@ impl Conversation {
     }
 
     fn take_assistant(&mut self, at: &str, blocks: Vec<Value>) -> Result<(), ApiError> {
-        const THINKING: &[&[Field]] = &[&[applied("type"), applied("thinking"), hint("signature", "it is an echo")]];
-        const USE: &[&[Field]] = &[&[
-            applied("type"),
-            applied("id"),
-            applied("name"),
-            applied("input"),
-            hint("cache_control", tools::CACHED),
-        ]];
         let mut message = json!({"role": "assistant", "content": null});
         let mut calls = Vec::new();
         for (index, block) in blocks.into_iter().enumerate() {
@@ -253,7 +281,7 @@ impl Conversation {
             match block["type"].as_str() {
                 Some("text") => chat::append(&mut message, "content", &text_block(&at, block)?),
                 Some("thinking") => {
-                    let mut fields = Fields::inside(&at, block, THINKING)?;
+                    let mut fields = Fields::inside(&at, block, THINKING_BLOCK)?;
                     let thought =
                         fields.required("thinking").and_then(|text| string("thinking", text)).map_err(within)?;
                     chat::append(&mut message, "reasoning_content", &thought);
@@ -263,7 +291,7 @@ impl Conversation {
                     ignore(at);
                 }
                 Some("tool_use") => {
-                    let mut fields = Fields::inside(&at, block, USE)?;
+                    let mut fields = Fields::inside(&at, block, USE_BLOCK)?;
                     let mut text = |name: &'static str| {
                         fields.required(name).and_then(|value| string(name, value)).map_err(within)
                     };
@@ -292,17 +320,11 @@ fn no_such_block(at: &str, known: &str) -> ApiError {
 
 /// The text of a text block.
 fn text_block(at: &str, block: Value) -> Result<String, ApiError> {
-    const TEXT: &[&[Field]] = &[&[
-        applied("type"),
-        applied("text"),
-        hint("cache_control", tools::CACHED),
-        hint("citations", "nothing is cited"),
-    ]];
     if block["type"] != "text" {
         return Err(no_such_block(at, "text blocks"));
     }
     let within = |error: ApiError| error.within(at);
-    let mut fields = Fields::inside(at, block, TEXT)?;
+    let mut fields = Fields::inside(at, block, TEXT_BLOCK)?;
     fields.required("text").and_then(|text| string("text", text)).map_err(within)
 }
 
@@ -325,7 +347,6 @@ fn thinking(
     max_tokens: Option<usize>,
     serving: &Serving,
 ) -> Result<Option<usize>, ApiError> {
-    const KNOWN: &[&[Field]] = &[&[applied("type"), applied("budget_tokens")]];
     let effort = output_config(fields)?;
     chat.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort)));
     let Some(thinking) = fields.take("thinking") else { return Ok(None) };
@@ -333,7 +354,7 @@ fn thinking(
         return Err(wrong("thinking", &thinking, "an object with `type`"));
     }
     let within = |error: ApiError| error.within("thinking");
-    let mut thinking = Fields::inside("thinking", thinking, KNOWN)?;
+    let mut thinking = Fields::inside("thinking", thinking, THINKING)?;
     let kind = thinking.required("type").and_then(|kind| string("type", kind)).map_err(within)?;
     let enabled = match kind.as_str() {
         "enabled" => true,
@@ -354,29 +375,18 @@ fn thinking(
             return Err(ApiError::invalid("thinking.budget_tokens", message));
         }
     }
-    thinking.finish(KNOWN).map_err(within)?;
+    thinking.finish(THINKING).map_err(within)?;
     Ok(budget)
 }
 
 /// `output_config`: how much effort the answer is worth, as the inner request has it.
 fn output_config(fields: &mut Fields) -> Result<Option<Value>, ApiError> {
-    const KNOWN: &[&[Field]] = &[&[applied("effort")]];
     let Some(config) = fields.take("output_config") else { return Ok(None) };
-    Ok(Fields::inside("output_config", config, KNOWN)?.take("effort"))
+    Ok(Fields::inside("output_config", config, OUTPUT_CONFIG)?.take("effort"))
 }
 
 /// Takes `tools` and `tool_choice`, as the inner request has them.
 fn take_tools(fields: &mut Fields, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    const TOOL: &[&[Field]] = &[&[
-        applied("type"),
-        applied("name"),
-        applied("description"),
-        applied("input_schema"),
-        hint("cache_control", tools::CACHED),
-        hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
-        hint("eager_input_streaming", "arguments are streamed anyway"),
-    ]];
-    const CHOICE: &[&[Field]] = &[&[applied("type"), applied("name"), applied("disable_parallel_tool_use")]];
     match fields.take("tools") {
         None => {}
         Some(Value::Array(tools)) => {

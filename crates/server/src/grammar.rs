@@ -25,6 +25,22 @@ use crate::regex_weight::check_pattern;
 use crate::schema::{AskedSchema, GRAMMAR_BYTES_MAX, asked_schema, bounded_space, too_long};
 use crate::{gbnf, lark};
 
+/// `response_format`.
+// `schema` is where llama.cpp and others have it.
+pub(crate) const RESPONSE_FORMAT: &[&[Field]] = &[&[applied("type"), applied("json_schema"), applied("schema")]];
+
+/// `json_schema` of `response_format`.
+pub(crate) const JSON_SCHEMA: &[&[Field]] = &[&[
+    applied("name"),
+    applied("schema"),
+    hint("strict", "a schema is always held to"),
+    hint("description", "the model is not shown the schema"),
+]];
+
+/// `structured_outputs`.
+pub(crate) const STRUCTURED_OUTPUTS: &[&[Field]] =
+    &[&[applied("json"), applied("regex"), applied("choice"), applied("grammar")]];
+
 /// Fields that ask for a grammar; generating routes have them.
 pub(crate) const FIELDS: &[Field] = &[
     applied("response_format"),
@@ -416,16 +432,8 @@ fn check_first_step(factory: &ParserFactory, mut lexemes: LexerSpec, mut limits:
 
 /// OpenAI's field: text, any JSON object, or JSON of a schema.
 fn response_format(format: Value) -> Result<Option<AskedSchema>, ApiError> {
-    // `schema` is where llama.cpp and others have it.
-    const KNOWN: &[&[Field]] = &[&[applied("type"), applied("json_schema"), applied("schema")]];
-    const SCHEMA: &[&[Field]] = &[&[
-        applied("name"),
-        applied("schema"),
-        hint("strict", "a schema is always held to"),
-        hint("description", "the model is not shown the schema"),
-    ]];
     let within = |error: ApiError| error.within("response_format");
-    let mut fields = Fields::inside("response_format", format, KNOWN)?;
+    let mut fields = Fields::inside("response_format", format, RESPONSE_FORMAT)?;
     let kind = fields.string("type").map_err(within)?.unwrap_or_default();
     let grammar = match kind.as_str() {
         "text" => None,
@@ -440,7 +448,7 @@ fn response_format(format: Value) -> Result<Option<AskedSchema>, ApiError> {
         "json_schema" => {
             let within = |error: ApiError| error.within("response_format.json_schema");
             let schema = fields.required("json_schema").map_err(|error| error.within("response_format"))?;
-            let mut schema = Fields::inside("response_format.json_schema", schema, SCHEMA)?;
+            let mut schema = Fields::inside("response_format.json_schema", schema, JSON_SCHEMA)?;
             schema.string("name").map_err(within)?;
             let schema = schema.required("schema").map_err(within)?;
             Some(asked_schema("response_format.json_schema.schema", schema)?)
@@ -450,21 +458,20 @@ fn response_format(format: Value) -> Result<Option<AskedSchema>, ApiError> {
             return Err(wrong("response_format.type", &json!(other), expected));
         }
     };
-    fields.finish(KNOWN).map_err(within)?;
+    fields.finish(RESPONSE_FORMAT).map_err(within)?;
     Ok(grammar)
 }
 
 /// vLLM's field: one of `json`, `regex`, `choice` and `grammar` (Lark, or GBNF).
 fn structured_outputs(outputs: Value) -> Result<AskedKind, ApiError> {
-    const KNOWN: &[&[Field]] = &[&[applied("json"), applied("regex"), applied("choice"), applied("grammar")]];
     let within = |error: ApiError| error.within("structured_outputs");
     let at = |name: &str| format!("structured_outputs.{name}");
-    let mut fields = Fields::inside("structured_outputs", outputs, KNOWN)?;
+    let mut fields = Fields::inside("structured_outputs", outputs, STRUCTURED_OUTPUTS)?;
     let bounded = |name: &str, text: String| {
         if text.len() <= GRAMMAR_BYTES_MAX { Ok(text) } else { Err(too_long(&at(name), text.len())) }
     };
     let grammar = if let Some(schema) = fields.take("json") {
-        fields.finish(KNOWN).map_err(within)?;
+        fields.finish(STRUCTURED_OUTPUTS).map_err(within)?;
         return asked_schema(&at("json"), schema).map(AskedKind::Schema);
     } else if let Some(regex) = fields.string("regex").map_err(within)? {
         let regex = bounded("regex", regex)?;
@@ -484,7 +491,7 @@ fn structured_outputs(outputs: Value) -> Result<AskedKind, ApiError> {
         let message = "`structured_outputs` has to have one of json, regex, choice and grammar";
         return Err(ApiError::invalid("structured_outputs", message));
     };
-    fields.finish(KNOWN).map_err(within)?;
+    fields.finish(STRUCTURED_OUTPUTS).map_err(within)?;
     Ok(AskedKind::Other(grammar))
 }
 

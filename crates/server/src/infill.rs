@@ -25,6 +25,9 @@ use crate::llama_cpp::{self, samplers};
 use crate::sampling::{self, Settings, described};
 use crate::security::KeyNumber;
 
+/// A text of `input_extra`.
+pub(crate) const CHUNK: &[&[Field]] = &[&[applied("text"), applied("filename")]];
+
 /// Other files of one request, at most.
 const CHUNKS_MAX: usize = 1024;
 
@@ -110,7 +113,6 @@ struct Files {
 
 /// Takes `input_extra`: in the form of a repository as far as the vocabulary has tokens for that, else as plain text.
 fn files(fields: &mut Fields, serving: &Serving, markers: &FimMarkers) -> Result<Files, ApiError> {
-    const CHUNK: &[&[Field]] = &[&[applied("text"), applied("filename")]];
     let chunks = match fields.take("input_extra") {
         None => return Ok(Files::default()),
         Some(Value::Array(chunks)) if chunks.len() <= CHUNKS_MAX => chunks,

@@ -14,13 +14,26 @@ use crate::error::ApiError;
 use crate::fields::{Field, Fields, applied, hint, ignore, wrong};
 use crate::template_profile::TemplateProfile;
 
+/// A call in `tool_calls` of a message.
+pub(crate) const CALL: &[&[Field]] =
+    &[&[applied("id"), applied("type"), applied("function"), hint("index", "calls have an order anyway")]];
+
+/// `function` of a call.
+pub(crate) const CALLED: &[&[Field]] = &[&[applied("name"), applied("arguments"), applied("parameters")]];
+
+/// A part of a content that is text.
+pub(crate) const TEXT_PART: &[&[Field]] = &[&[applied("type"), applied("text")]];
+
+/// A part in which an assistant refused.
+pub(crate) const REFUSAL_PART: &[&[Field]] = &[&[applied("type"), applied("refusal")]];
+
 const MESSAGES_MAX: usize = 4096;
 const PARTS_MAX: usize = 256;
 
 const ROLES: &[&str] = &["system", "developer", "user", "assistant", "tool"];
 
 /// Members of a message, with the roles that may have them.
-const MEMBERS: [(&str, &[&str]); 8] = [
+pub(crate) const MEMBERS: [(&str, &[&str]); 8] = [
     ("role", ROLES),
     ("content", ROLES),
     ("name", ROLES),
@@ -162,9 +175,6 @@ impl Reader<'_> {
     }
 
     fn call(&mut self, at: &str, call: Value) -> Result<Value, ApiError> {
-        const CALL: &[&[Field]] =
-            &[&[applied("id"), applied("type"), applied("function"), hint("index", "calls have an order anyway")]];
-        const FUNCTION: &[&[Field]] = &[&[applied("name"), applied("arguments"), applied("parameters")]];
         if !call.is_object() || !call["function"].is_object() {
             let expected = "{\"id\": …, \"type\": \"function\", \"function\": {\"name\": …, \"arguments\": …}}";
             return Err(wrong(at, &call, expected));
@@ -179,7 +189,7 @@ impl Reader<'_> {
         let inside = format!("{at}.function");
         let function = fields.required("function").map_err(within)?;
         let within = |error: ApiError| error.within(&inside);
-        let mut function = Fields::inside(&inside, function, FUNCTION)?;
+        let mut function = Fields::inside(&inside, function, CALLED)?;
         let name = function.required("name").map_err(within)?;
         let name = crate::fields::string("name", name).map_err(within)?;
         let given_arguments = function.take("arguments").or_else(|| function.take("parameters"));
@@ -286,12 +296,10 @@ fn content(at: &str, role: &str, message: &mut Map<String, Value>) -> Result<(),
 
 /// A part as templates take it: its text alone. Nothing of one that is an echo.
 fn text_part(at: &str, role: &str, part: Value) -> Result<Option<Value>, ApiError> {
-    const TEXT: &[&[Field]] = &[&[applied("type"), applied("text")]];
-    const REFUSAL: &[&[Field]] = &[&[applied("type"), applied("refusal")]];
     let kind = part.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
     let (known, name) = match kind.as_str() {
-        "text" | "input_text" | "output_text" => (TEXT, "text"),
-        "refusal" if role == "assistant" => (REFUSAL, "refusal"),
+        "text" | "input_text" | "output_text" => (TEXT_PART, "text"),
+        "refusal" if role == "assistant" => (REFUSAL_PART, "refusal"),
         "thinking" | "reasoning" | "redacted_thinking" if role == "assistant" => {
             ignore(at);
             return Ok(None);

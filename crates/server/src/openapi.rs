@@ -291,6 +291,61 @@ fn health() -> Value {
 mod tests {
     use super::*;
     use crate::router::{BODY_ROUTES, READ_ROUTES};
+    use crate::{anthropic, grammar, infill, messages, ollama, responses, sampling, tools};
+
+    /// The objects inside bodies: whose they are, where they stand, and what they may hold. What a message of a chat may
+    /// hold depends on its role, and is listed beside them.
+    const INSIDE: &[(&str, &str, &[&[Field]])] = &[
+        ("chat", "messages[].content[]`, of type `text", messages::TEXT_PART),
+        ("chat", "messages[].content[]`, of type `refusal", messages::REFUSAL_PART),
+        ("chat", "messages[].tool_calls[]", messages::CALL),
+        ("chat", "messages[].tool_calls[].function", messages::CALLED),
+        ("chat", "tools[]", tools::TOOL),
+        ("chat", "tools[].function", tools::FUNCTION),
+        ("chat and completions", "stream_options", sampling::STREAM_OPTIONS),
+        ("chat and completions", "response_format", grammar::RESPONSE_FORMAT),
+        ("chat and completions", "response_format.json_schema", grammar::JSON_SCHEMA),
+        ("chat and completions", "structured_outputs", grammar::STRUCTURED_OUTPUTS),
+        ("responses", "input[]`, of type `message", responses::items::MESSAGE),
+        ("responses", "input[].content[]", responses::items::PART),
+        ("responses", "input[]`, of type `function_call", responses::items::CALL),
+        ("responses", "input[]`, of type `function_call_output", responses::items::RESULT),
+        ("responses", "input[]`, of type `reasoning", responses::items::REASONING),
+        ("responses", "tools[]", responses::TOOL),
+        ("responses", "text", responses::TEXT),
+        ("responses", "reasoning", responses::REASONING),
+        ("responses", "stream_options", responses::STREAM_OPTIONS),
+        ("Anthropic's messages", "messages[]", anthropic::MESSAGE),
+        ("Anthropic's messages", "messages[].content[]`, of type `text", anthropic::TEXT_BLOCK),
+        ("Anthropic's messages", "messages[].content[]`, of type `thinking", anthropic::THINKING_BLOCK),
+        ("Anthropic's messages", "messages[].content[]`, of type `tool_use", anthropic::USE_BLOCK),
+        ("Anthropic's messages", "messages[].content[]`, of type `tool_result", anthropic::RESULT_BLOCK),
+        ("Anthropic's messages", "tools[]", anthropic::TOOL),
+        ("Anthropic's messages", "tool_choice", anthropic::CHOICE),
+        ("Anthropic's messages", "thinking", anthropic::THINKING),
+        ("Anthropic's messages", "output_config", anthropic::OUTPUT_CONFIG),
+        ("Ollama's routes", "messages[]", ollama::request::MESSAGE),
+        ("Ollama's routes", "options", &[ollama::options::OPTIONS]),
+        ("infill", "input_extra[]", infill::CHUNK),
+    ];
+
+    /// Rows of a table: the fields of `known` that are not applied.
+    fn rows_of(known: &[&[Field]], first: &str) -> String {
+        let row = |field: &&Field| match field.rule {
+            Rule::Applied => None,
+            Rule::Hint { why } => Some(format!("|{first} `{}` | taken without effect | {why} |\n", field.name)),
+            Rule::Only { why, .. } => {
+                Some(format!("|{first} `{}` | other values than the usual are refused | {why} |\n", field.name))
+            }
+        };
+        let fields: Vec<&Field> = known.iter().copied().flatten().collect();
+        fields.iter().filter_map(row).collect()
+    }
+
+    fn applied_of(known: &[&[Field]]) -> String {
+        let fields = known.iter().copied().flatten().filter(|field| matches!(field.rule, Rule::Applied));
+        fields.map(|field| format!("`{}`", field.name)).collect::<Vec<_>>().join(", ")
+    }
 
     /// `docs/fields.md`: each field of each route in its class.
     fn fields_page() -> String {
@@ -300,30 +355,26 @@ mod tests {
              the text.\n",
         );
         for route in BODY_ROUTES {
-            let fields = || route.known.iter().copied().flatten();
-            let names: Vec<String> = fields()
-                .filter(|field| matches!(field.rule, Rule::Applied))
-                .map(|field| format!("`{}`", field.name))
-                .collect();
-            page.push_str(&format!("\n## `POST {}`\n\nApplied: {}.\n", route.path, names.join(", ")));
-            let mut rows = String::new();
-            for field in fields() {
-                match field.rule {
-                    Rule::Applied => {}
-                    Rule::Hint { why } => {
-                        rows.push_str(&format!("| `{}` | taken without effect | {why} |\n", field.name))
-                    }
-                    Rule::Only { why, .. } => {
-                        rows.push_str(&format!(
-                            "| `{}` | other values than the usual are refused | {why} |\n",
-                            field.name
-                        ));
-                    }
-                }
-            }
+            page.push_str(&format!("\n## `POST {}`\n\nApplied: {}.\n", route.path, applied_of(route.known)));
+            let rows = rows_of(route.known, "");
             if !rows.is_empty() {
                 page.push_str(&format!("\n| field | class | because |\n|---|---|---|\n{rows}"));
             }
+        }
+        page.push_str(
+            "\n## Inside bodies\n\nA name that is not here is taken without effect and reported.\n\n\
+             | routes | object | applied |\n|---|---|---|\n",
+        );
+        for (member, roles) in messages::MEMBERS {
+            let roles = roles.iter().map(|role| format!("`{role}`")).collect::<Vec<_>>().join(", ");
+            page.push_str(&format!("| chat | `messages[]`, of the roles {roles} | `{member}` |\n"));
+        }
+        for (routes, at, known) in INSIDE {
+            page.push_str(&format!("| {routes} | `{at}` | {} |\n", applied_of(known)));
+        }
+        page.push_str("\n| routes | field | class | because |\n|---|---|---|---|\n");
+        for (routes, at, known) in INSIDE {
+            page.push_str(&rows_of(known, &format!(" {routes} | `{at}`:")));
         }
         page.push_str("\n## Refused on every route that does not list it\n\nNames by which other servers take what would change the text.\n\n| field | instead |\n|---|---|\n");
         for (name, why) in crate::fields::FOREIGN {

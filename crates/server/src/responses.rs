@@ -2,7 +2,7 @@
 //! both mean the same; the answer is written in items. Nothing is stored: a client sends the whole conversation each time.
 
 mod answer;
-mod items;
+pub(crate) mod items;
 
 use std::sync::Arc;
 
@@ -22,6 +22,28 @@ use crate::generation::{Plan, prepared};
 use crate::ids::random_id;
 use crate::security::KeyNumber;
 use crate::turn::{self, Conversation};
+
+/// `stream_options`.
+pub(crate) const STREAM_OPTIONS: &[&[Field]] = &[&[hint("include_obfuscation", "chunks are not padded")]];
+
+/// `text`.
+pub(crate) const TEXT: &[&[Field]] = &[&[applied("format"), applied("verbosity")]];
+
+/// `reasoning`.
+pub(crate) const REASONING: &[&[Field]] = &[&[
+    applied("effort"),
+    hint("summary", "reasoning is shown as it is, and not summed up"),
+    hint("generate_summary", "reasoning is shown as it is, and not summed up"),
+]];
+
+/// A tool.
+pub(crate) const TOOL: &[&[Field]] = &[&[
+    applied("type"),
+    applied("name"),
+    applied("description"),
+    applied("parameters"),
+    hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
+]];
 
 const ITEMS_MAX: usize = 4096;
 
@@ -229,13 +251,12 @@ fn outer_name(name: &str, origins: &[String]) -> String {
 }
 
 fn stream_options(fields: &mut Fields, is_stream: bool) -> Result<(), ApiError> {
-    const KNOWN: &[&[Field]] = &[&[hint("include_obfuscation", "chunks are not padded")]];
     match fields.take("stream_options") {
         Some(options) if options.is_object() => {
             if !is_stream {
                 ignore("stream_options");
             }
-            Fields::inside("stream_options", options, KNOWN).map(drop)
+            Fields::inside("stream_options", options, STREAM_OPTIONS).map(drop)
         }
         Some(other) => Err(wrong("stream_options", &other, "an object")),
         None => Ok(()),
@@ -244,7 +265,6 @@ fn stream_options(fields: &mut Fields, is_stream: bool) -> Result<(), ApiError> 
 
 /// `text`: the format as the inner request has it, and the verbosity.
 fn text_format(fields: &mut Fields) -> Result<(Option<Value>, Option<Value>), ApiError> {
-    const TEXT: &[&[Field]] = &[&[applied("format"), applied("verbosity")]];
     let Some(text) = fields.take("text") else { return Ok((None, None)) };
     if !text.is_object() {
         return Err(wrong("text", &text, "an object with `format`"));
@@ -277,28 +297,16 @@ fn outer_format(format: Option<Value>) -> Value {
 }
 
 fn reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
-    const KNOWN: &[&[Field]] = &[&[
-        applied("effort"),
-        hint("summary", "reasoning is shown as it is, and not summed up"),
-        hint("generate_summary", "reasoning is shown as it is, and not summed up"),
-    ]];
     let Some(reasoning) = fields.take("reasoning") else { return Ok(None) };
     if !reasoning.is_object() {
         return Err(wrong("reasoning", &reasoning, "an object with `effort`"));
     }
     let within = |error: ApiError| error.within("reasoning");
-    Fields::inside("reasoning", reasoning, KNOWN)?.string("effort").map_err(within)
+    Fields::inside("reasoning", reasoning, REASONING)?.string("effort").map_err(within)
 }
 
 /// The tools as an answer repeats them: with `type` beside the function's own fields.
 fn take_tools(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
-    const TOOL: &[&[Field]] = &[&[
-        applied("type"),
-        applied("name"),
-        applied("description"),
-        applied("parameters"),
-        hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
-    ]];
     match fields.take("tools") {
         None => Ok(Vec::new()),
         Some(Value::Array(tools)) => {

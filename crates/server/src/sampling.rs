@@ -17,6 +17,13 @@ use crate::quoting::shown;
 use crate::slot_texts::SlotText;
 use crate::token_rules::TokenRules;
 
+/// `stream_options`.
+pub(crate) const STREAM_OPTIONS: &[&[Field]] = &[&[
+    applied("include_usage"),
+    applied("continuous_usage_stats"),
+    hint("include_obfuscation", "chunks are not padded"),
+]];
+
 /// Prompts of one request.
 pub(crate) const PROMPTS_MAX: usize = 64;
 /// Bytes of `user`, and of `metadata` as JSON.
@@ -284,18 +291,13 @@ pub(crate) fn described(settings: &Settings, max_tokens: Option<usize>) -> Value
 
 /// Whether a stream ends with its usage, and whether each chunk has it.
 fn stream_options(fields: &mut Fields, stream: bool) -> Result<(bool, bool), ApiError> {
-    const KNOWN: &[&[Field]] = &[&[
-        applied("include_usage"),
-        applied("continuous_usage_stats"),
-        hint("include_obfuscation", "chunks are not padded"),
-    ]];
     let Some(options) = fields.take("stream_options") else { return Ok((false, false)) };
     if !stream {
         ignore("stream_options");
         return Ok((false, false));
     }
     let within = |error: ApiError| error.within("stream_options");
-    let mut options = Fields::inside("stream_options", options, KNOWN)?;
+    let mut options = Fields::inside("stream_options", options, STREAM_OPTIONS)?;
     let include = options.boolean("include_usage").map_err(within)?.unwrap_or(false);
     let continuous = options.boolean("continuous_usage_stats").map_err(within)?.unwrap_or(false);
     if continuous && !include {

@@ -13,6 +13,17 @@ use crate::fields::{Field, Fields, applied, hint, ignore, wrong};
 use crate::schema;
 use crate::template_profile::ToolForm;
 
+/// A tool.
+pub(crate) const TOOL: &[&[Field]] = &[&[applied("type"), applied("function"), hint("cache_control", CACHED)]];
+
+/// `function` of a tool.
+pub(crate) const FUNCTION: &[&[Field]] = &[&[
+    applied("name"),
+    applied("description"),
+    applied("parameters"),
+    hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
+]];
+
 const TOOLS_MAX: usize = 128;
 const TOOL_BYTES_MAX: usize = 64 << 10;
 const NAME_BYTES_MAX: usize = 64;
@@ -65,13 +76,6 @@ pub(crate) fn take(fields: &mut Fields, serving: &Serving) -> Result<Vec<Value>,
 }
 
 fn check(at: &str, tool: Value) -> Result<Value, ApiError> {
-    const TOOL: &[&[Field]] = &[&[applied("type"), applied("function"), hint("cache_control", CACHED)]];
-    const FUNCTION: &[&[Field]] = &[&[
-        applied("name"),
-        applied("description"),
-        applied("parameters"),
-        hint("strict", "arguments are held to their schema where `tool_choice` makes the model call"),
-    ]];
     let bytes = tool.to_string().len();
     if bytes > TOOL_BYTES_MAX {
         return Err(ApiError::invalid(at, format!("`{at}` has {bytes} bytes, at most {TOOL_BYTES_MAX} are taken")));

@@ -7,8 +7,8 @@
 mod answer;
 mod embed;
 mod models;
-mod options;
-mod request;
+pub(crate) mod options;
+pub(crate) mod request;
 
 use axum::Extension;
 use axum::body::Body;

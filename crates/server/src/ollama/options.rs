@@ -9,7 +9,7 @@ use crate::fields::{Field, Fields, Rule, applied, hint, only, wrong};
 const LOADED: &str = "the model is loaded; flags of `hotmetal serve` say how";
 
 /// The members of `options`.
-const OPTIONS: &[Field] = &[
+pub(crate) const OPTIONS: &[Field] = &[
     applied("num_predict"),
     applied("temperature"),
     applied("top_k"),

@@ -14,6 +14,18 @@ use crate::generation::Plan;
 use crate::turn::Conversation;
 use crate::{chat as openai, completions, tools};
 
+/// A message.
+pub(crate) const MESSAGE: &[&[Field]] = &[&[
+    applied("role"),
+    applied("content"),
+    applied("thinking"),
+    applied("tool_calls"),
+    applied("tool_call_id"),
+    applied("tool_name"),
+    applied("name"),
+    only("images", is_empty, "this model takes text only"),
+]];
+
 /// Fields of both routes.
 pub(crate) const COMMON: &[Field] = &[
     applied("model"),
@@ -233,16 +245,6 @@ struct Messages {
 
 impl Messages {
     fn take(&mut self, at: &str, message: Value) -> Result<(), ApiError> {
-        const MESSAGE: &[&[Field]] = &[&[
-            applied("role"),
-            applied("content"),
-            applied("thinking"),
-            applied("tool_calls"),
-            applied("tool_call_id"),
-            applied("tool_name"),
-            applied("name"),
-            only("images", is_empty, "this model takes text only"),
-        ]];
         if !message.is_object() {
             return Err(wrong(at, &message, "an object with `role` and `content`"));
         }

@@ -8,6 +8,48 @@ use crate::fields::{Field, Fields, applied, hint, ignore, string, wrong};
 use crate::quoting::shown;
 use crate::turn::Conversation;
 
+/// A message among the items of `input`.
+pub(crate) const MESSAGE: &[&[Field]] = &[&[
+    applied("type"),
+    applied("role"),
+    applied("content"),
+    hint("id", "it is an echo"),
+    hint("status", "it is an echo"),
+]];
+
+/// A call that comes back.
+pub(crate) const CALL: &[&[Field]] = &[&[
+    applied("type"),
+    applied("call_id"),
+    applied("name"),
+    applied("arguments"),
+    hint("id", "it is an echo"),
+    hint("status", "it is an echo"),
+]];
+
+/// The result of a call.
+pub(crate) const RESULT: &[&[Field]] = &[&[
+    applied("type"),
+    applied("call_id"),
+    applied("output"),
+    hint("id", "it is an echo"),
+    hint("status", "it is an echo"),
+]];
+
+/// A thought that comes back.
+pub(crate) const REASONING: &[&[Field]] = &[&[
+    applied("type"),
+    applied("content"),
+    hint("summary", "the model is shown what it thought"),
+    hint("encrypted_content", "nobody here can read it"),
+    hint("id", "it is an echo"),
+    hint("status", "it is an echo"),
+]];
+
+/// A part of a content.
+pub(crate) const PART: &[&[Field]] =
+    &[&[applied("type"), applied("text"), hint("annotations", "it is an echo"), hint("logprobs", "it is an echo")]];
+
 impl Conversation {
     /// The assistant's message that is being put together: its reasoning, text and calls are items of their own here.
     fn assistant(&mut self, at: &str) -> &mut Value {
@@ -19,36 +61,6 @@ impl Conversation {
     }
 
     pub(super) fn take_item(&mut self, at: &str, item: Value) -> Result<(), ApiError> {
-        const MESSAGE: &[&[Field]] = &[&[
-            applied("type"),
-            applied("role"),
-            applied("content"),
-            hint("id", "it is an echo"),
-            hint("status", "it is an echo"),
-        ]];
-        const CALL: &[&[Field]] = &[&[
-            applied("type"),
-            applied("call_id"),
-            applied("name"),
-            applied("arguments"),
-            hint("id", "it is an echo"),
-            hint("status", "it is an echo"),
-        ]];
-        const RESULT: &[&[Field]] = &[&[
-            applied("type"),
-            applied("call_id"),
-            applied("output"),
-            hint("id", "it is an echo"),
-            hint("status", "it is an echo"),
-        ]];
-        const REASONING: &[&[Field]] = &[&[
-            applied("type"),
-            applied("content"),
-            hint("summary", "the model is shown what it thought"),
-            hint("encrypted_content", "nobody here can read it"),
-            hint("id", "it is an echo"),
-            hint("status", "it is an echo"),
-        ]];
         if !item.is_object() {
             return Err(wrong(at, &item, "an item: an object"));
         }
@@ -121,8 +133,6 @@ impl Conversation {
 
 /// A string, or parts that hold text.
 fn texts(at: &str, content: Value) -> Result<String, ApiError> {
-    const PART: &[&[Field]] =
-        &[&[applied("type"), applied("text"), hint("annotations", "it is an echo"), hint("logprobs", "it is an echo")]];
     let parts = match content {
         Value::String(text) => return Ok(text),
         Value::Array(parts) => parts,
