@@ -11,6 +11,7 @@ const LOADED: &str = "the model is loaded; flags of `hotmetal serve` say how";
 /// The members of `options`.
 pub(crate) const OPTIONS: &[Field] = &[
     applied("num_predict"),
+    applied("num_keep"),
     applied("temperature"),
     applied("top_k"),
     applied("top_p"),
@@ -29,7 +30,6 @@ pub(crate) const OPTIONS: &[Field] = &[
     applied("mirostat_tau"),
     applied("mirostat_eta"),
     hint("num_ctx", "the context is the server's: --ctx-size says how long it is"),
-    hint("num_keep", "a text ends where the context does, and nothing is shifted out of it"),
     hint("num_batch", LOADED),
     hint("num_gpu", LOADED),
     hint("main_gpu", LOADED),
@@ -47,7 +47,7 @@ pub(crate) const OPTIONS: &[Field] = &[
 ];
 
 /// Options that the inner request calls by another name.
-const RENAMED: [(&str, &str); 1] = [("num_predict", "max_tokens")];
+const RENAMED: [(&str, &str); 2] = [("num_predict", "max_tokens"), ("num_keep", "n_keep")];
 
 /// Takes `options` into the inner request.
 pub(super) fn take(fields: &mut Fields, inner: &mut Map<String, Value>) -> Result<(), ApiError> {

@@ -109,6 +109,14 @@ async fn a_text_has_a_limit_all_the_same_and_some_texts_end() {
     let kept = ok(&app, COMPLETION, &with(greedy(&prompt, 100), json!({"n_keep": 5}))).await;
     let other = ok(&shifting(Some(Keep::First(5))), COMPLETION, &greedy(&prompt, 100)).await;
     assert_eq!(tokens(&kept), tokens(&other));
+    let raw = |options: Value| {
+        let options = with(json!({"temperature": 0, "num_predict": 100, "repeat_penalty": 1}), options);
+        json!({"prompt": "Once upon a time, there was a girl. ".repeat(5), "raw": true, "stream": false, "options": options})
+    };
+    let kept = ok(&app, "/api/generate", &raw(json!({"num_keep": 5}))).await;
+    let other = ok(&shifting(Some(Keep::First(5))), "/api/generate", &raw(json!({}))).await;
+    assert!(kept["x_hotmetal"]["context_shifts"].as_u64() > Some(0), "{kept}");
+    assert_eq!((&kept["response"], &kept["x_hotmetal"]["ignored"]), (&other["response"], &Value::Null));
     let unshifted = ok(&shifting(None), COMPLETION, &with(greedy(&prompt, 8), json!({"n_keep": 5}))).await;
     assert_eq!((&unshifted["x_hotmetal"]["ignored"], &unshifted["truncated"]), (&json!(["n_keep"]), &json!(false)));
     idle(&app).await;
