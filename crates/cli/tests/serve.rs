@@ -307,6 +307,41 @@ fn a_signal_while_the_model_loads_ends_the_server_within_a_second() {
     }
 }
 
+/// Texts of seven megabytes are tokenized, and one is compared with a grammar that takes long to compile.
+#[cfg(unix)]
+#[test]
+fn a_signal_while_requests_are_prepared_ends_the_server_within_a_second() {
+    let text = json!({"prompt": "moon, sea and ".repeat(500_000)}).to_string();
+    let slow =
+        json!({"prompt": "a", "structured_outputs": {"regex": "(a?){4000}a{4000}"}, "max_tokens": 1}).to_string();
+    let times = [(); 3].map(|()| {
+        let server = Server::start(&["--drain-timeout", "0"]);
+        let begun = [("/tokenize", &text), ("/tokenize", &text), ("/v1/completions", &slow)].map(|(path, body)| {
+            let mut stream = server.connect();
+            let head = format!(
+                "POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+                server.address,
+                body.len()
+            );
+            stream.write_all((head + body).as_bytes()).expect("the server reads");
+            stream
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let is_answered = |stream: &TcpStream| {
+            stream.set_nonblocking(true).expect("a socket");
+            stream.peek(&mut [0]).is_ok()
+        };
+        assert!(!begun.iter().all(is_answered), "nothing is prepared any more");
+        let begun = Instant::now();
+        server.signal("-TERM");
+        let (status, notes) = server.wait();
+        assert!(status.success(), "{status} {notes}");
+        begun.elapsed()
+    });
+    // The machine may have been busy at one of them.
+    assert!(times.iter().min() < Some(&Duration::from_secs(1)), "{times:?}");
+}
+
 /// Two at once, while it loads and while a stream goes on.
 #[cfg(unix)]
 #[test]

@@ -538,6 +538,18 @@ impl App {
         self.inner.draining.load(Ordering::Acquire)
     }
 
+    /// What `work` makes of a request, unless requests are ended before: then `work` is dropped.
+    pub(crate) async fn unless_stopped<T>(
+        &self,
+        work: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        let mut stop = self.inner.stop.subscribe();
+        tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => Err(draining()),
+            made = work => made,
+        }
+    }
+
     /// Ends the requests under way, each with an error that says so.
     pub fn stop_requests(&self) {
         self.inner.stop.send_replace(true);

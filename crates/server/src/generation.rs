@@ -127,7 +127,7 @@ pub(crate) async fn prepared<T: Send + 'static>(
 ) -> Result<(Arc<Serving>, T, Notes, Permit), ApiError> {
     // Before a body is read for nothing.
     app.serving_any()?;
-    let (body, permit) = read_json(request, app, key).await?;
+    let (body, permit) = app.unless_stopped(read_json(request, app, key)).await?;
     let serving = app.serving_for(&body).await?;
     let served = Arc::clone(&serving);
     // The thread holds the permit while it works, whether its client waits or not.
@@ -145,7 +145,7 @@ pub(crate) async fn noted<T: Send + 'static>(
     read: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(T, Notes), ApiError> {
     let policy = app.inner.field_policy;
-    let (made, notes) = blocking(move || Ok(fields::reading(policy, read))).await?;
+    let (made, notes) = app.unless_stopped(blocking(move || Ok(fields::reading(policy, read)))).await?;
     let made = made?;
     app.note_ignored(&notes.ignored);
     Ok((made, notes))

@@ -54,7 +54,7 @@ async fn answer<T: Serialize + Send + 'static>(
     make: fn(&mut Fields, &Arc<Serving>, &mut Permit) -> Result<T, ApiError>,
 ) -> Result<Response, ApiError> {
     app.serving_any()?;
-    let (body, mut memory) = read_json(request, &app, key).await?;
+    let (body, mut memory) = app.unless_stopped(read_json(request, &app, key)).await?;
     let serving: Arc<Serving> = app.serving_for(&body).await?;
     let read = move || {
         let mut fields = Fields::new(body, known)?;
@@ -80,7 +80,7 @@ async fn answer<T: Serialize + Send + 'static>(
         memory.shrink_to(text.len());
         Ok(held_response(text, memory))
     };
-    blocking(write).await
+    app.unless_stopped(blocking(write)).await
 }
 
 /// An answer with what its client is told of its request.

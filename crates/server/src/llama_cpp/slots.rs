@@ -74,7 +74,7 @@ pub(crate) async fn act(
     let (name, notes) = match is_erased && !request.headers().contains_key(header::CONTENT_TYPE) {
         true => (None, Notes::default()),
         false => {
-            let (body, _permit) = read_json(request, &app, key).await?;
+            let (body, _permit) = app.unless_stopped(read_json(request, &app, key)).await?;
             noted(&app, move || take_name(body)).await?
         }
     };
