@@ -26,6 +26,9 @@ use crate::template_profile::{TemplateProfile, ToolForm};
 /// Fields without effect, and refusals, that the log warns of at most: clients make the names.
 const TOLD_MAX: usize = 256;
 
+/// A route, the field that it refused, and the code of the refusal.
+type Refusal = (String, Option<String>, Option<&'static str>);
+
 /// A loaded model, for [`App::ready`].
 pub struct ServedModel {
     /// What clients call it.
@@ -286,8 +289,8 @@ pub(crate) struct Inner {
     pub(crate) stop: watch::Sender<bool>,
     /// Fields without effect that the log has named.
     ignored: Mutex<HashSet<String>>,
-    /// Route, field and code of refusals that the log has.
-    refusals: Mutex<HashSet<(String, Option<String>, Option<&'static str>)>>,
+    /// Those that the log has warned of.
+    refusals: Mutex<HashSet<Refusal>>,
 }
 
 impl Drop for Inner {
