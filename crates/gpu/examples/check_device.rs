@@ -621,7 +621,8 @@ fn of_q4_k_m(name: &str, layers: usize) -> WeightFormat {
     }
 }
 
-/// A plan in the shape of that name, with random weights; all matrices are cut from one pattern.
+/// A plan in the shape of that name, with random weights. All matrices are cut from one pattern, each from a place of its own,
+/// because layers that are alike add up to what is much the same in all rows, and alike rows go to the same experts.
 fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
     let shapes: serde_json::Value = serde_json::from_str(include_str!("../../cli/src/bench/shapes.json"))?;
     let config = shapes.get(shape).ok_or_else(|| format!("there is no shape `{shape}`"))?;
@@ -642,10 +643,12 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
             !is_int4 && format.is_quantized() && ![WeightFormat::Q8_0, WeightFormat::FP8].contains(&format);
         Some(if has_better_head && !name.contains(".layers.") { WeightFormat::Q6_K } else { format })
     };
-    let values: Vec<f32> = {
-        let mut rng = Rng::new(1);
-        (0..1 << 20).map(|_| rng.normal() * 0.02).collect()
-    };
+    /// Weights that every format has in whole blocks, and groups of INT4.
+    const UNIT: usize = 256;
+    // An odd number of these, so that no row of a matrix is like the next.
+    const UNITS: usize = (1 << 20) / UNIT + 1;
+    let mut rng = Rng::new(1);
+    let values: Vec<f32> = (0..UNITS * UNIT).map(|_| rng.normal() * 0.02).collect();
     let mut patterns = BTreeMap::<&str, Bytes>::new();
     let mut weights = vec![];
     for weight in &plan.weights {
@@ -660,15 +663,17 @@ fn model(shape: &str, format: &str) -> Checked<(Arc<Plan>, Vec<Tensor>)> {
         let divides = weight.shape[1].is_multiple_of(format.block_len());
         let format = if divides { format } else { WeightFormat::Q8_0 };
         let bytes = Tensor::byte_len(format, &weight.shape)?;
+        let start = rng.tokens(1, UNITS)[0] as usize * Tensor::byte_len(format, &[UNIT])?;
         let pattern = patterns.entry(format.name()).or_default();
-        if pattern.len() < bytes {
+        if pattern.len() < start + bytes {
             let mut block = Tensor::from_f32(format, vec![values.len()], &values)?;
             if is_int4 {
                 block = in_groups(&block, 128);
             }
-            *pattern = block.bytes().repeat(bytes.div_ceil(block.bytes().len())).into();
+            let repeats = bytes.div_ceil(block.bytes().len()) + 1;
+            *pattern = block.bytes().repeat(repeats).into();
         }
-        weights.push(Tensor::new(format, weight.shape.clone(), pattern.slice(..bytes))?);
+        weights.push(Tensor::new(format, weight.shape.clone(), pattern.slice(start..start + bytes))?);
     }
     let format_of = |weight: &plan::WeightId| weights[weight.index()].format();
     // Two ways of shared experts can be compared in one run.

@@ -272,7 +272,69 @@ impl Random {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use backend::{Backend, Observed};
+    use cpu::{CpuBackend, CpuOptions};
+    use plan::{KvFormat, KvLayout, Op, StepInput};
+
     use super::*;
+
+    /// As many as rows that choose independently of each other: 1 - (1 - 4/32)^rows of 32. Where all weights begin at the
+    /// same place of the pattern, and the pattern repeats with the rows, eight rows go to 14: a step would be faster than it is.
+    #[test]
+    fn rows_of_a_mixture_go_to_as_many_experts_as_unlike_texts_do() {
+        const STEPS: usize = 24;
+        const FILLED: usize = 104;
+        let mut config = config_of("moe-small").unwrap();
+        for (name, size) in [("hidden_size", 256), ("moe_intermediate_size", 128), ("vocab_size", 8192)] {
+            config[name] = size.into();
+        }
+        let plan = std::sync::Arc::new(models::build_plan(&config, &AnyShape).unwrap());
+        let formats = MatrixFormats::One(WeightFormat::Q8_0);
+        let weights = random_weights(&plan, formats, u64::MAX).unwrap();
+        let vocab_size = plan.vocab_size;
+        for (rows, expected) in [(2usize, 7.5), (8, 21.0), (24, 30.7)] {
+            let kv = KvLayout { format: KvFormat::F32, block_len: FILLED + STEPS, num_blocks: rows };
+            let backend = CpuBackend::new(CpuOptions::default()).unwrap();
+            let mut executable = backend.load(plan.clone(), weights.clone(), kv).unwrap();
+            let mut tokens: Vec<u32> = (1..=rows as u32).collect();
+            let (mut experts, mut layers) = (0, 0);
+            let mut random = Random(5);
+            for row in 0..rows {
+                let text: Vec<u32> = (0..FILLED).map(|_| (random.next() % 8192) as u32).collect();
+                let mut input = StepInput::default();
+                input.push_sequence(&text, 0, &[row as u32]);
+                input.output_rows.push(FILLED as u32 - 1);
+                executable.compile(input.shape().bucket()).unwrap();
+                executable.replay(&input).unwrap();
+            }
+            for position in FILLED..FILLED + STEPS {
+                let mut input = StepInput::default();
+                for (row, &token) in (0..).zip(&tokens) {
+                    input.push_sequence(&[token], position, &[row]);
+                    input.output_rows.push(row);
+                }
+                executable.compile(input.shape().bucket()).unwrap();
+                let mut count = |op: usize, what: Observed, found: &[f32]| {
+                    if let Op::Route { ids, .. } | Op::MoeRoute { ids, .. } = plan.ops[op]
+                        && matches!(what, Observed::Value(value) if value == ids)
+                    {
+                        experts += found.iter().map(|id| *id as u32).collect::<BTreeSet<_>>().len();
+                        layers += 1;
+                    }
+                };
+                let logits = executable.replay_observed(&input, &mut count).unwrap();
+                let likeliest = |logits: &[f32]| {
+                    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+                    best.map_or(0, |(id, _)| id as u32)
+                };
+                tokens = logits.chunks_exact(vocab_size).map(likeliest).collect();
+            }
+            let found = experts as f64 / layers as f64;
+            assert!((found / expected - 1.0).abs() < 0.06, "{rows} rows: {found} experts, not {expected}");
+        }
+    }
 
     /// Parameters as the published checkpoints have them: a wrong shape would show here.
     #[test]
