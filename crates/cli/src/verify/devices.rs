@@ -49,10 +49,16 @@ pub(super) fn variants(args: &VerifyArgs) -> Result<Vec<Named>> {
 /// What `--device` names, in the ways in which models are compared: the instruction sets that `--isa` lists, or the best.
 pub(super) fn for_models(args: &VerifyArgs) -> Result<Vec<Named>> {
     let device = device::resolve(&args.device);
-    if device != CPU || args.isa.is_empty() {
-        return Ok(vec![named(device, args)?]);
-    }
-    args.isa.iter().map(|&level| processors(Some(level), args.threads, true)).collect()
+    let devices = match device == CPU && !args.isa.is_empty() {
+        true => args.isa.iter().map(|&level| processors(Some(level), args.threads, true)).collect::<Result<_>>()?,
+        false => vec![named(device, args)?],
+    };
+    #[cfg(debug_assertions)]
+    let devices = devices
+        .into_iter()
+        .map(|Named { name, backend }| Named { name, backend: super::planted::plant(backend) })
+        .collect();
+    Ok(devices)
 }
 
 /// The device of that name; an instruction set is the CPU with it.
