@@ -2,6 +2,8 @@
 
 mod args;
 mod check;
+#[cfg(debug_assertions)]
+mod planted;
 mod search;
 
 use std::time::{Duration, Instant};
@@ -166,7 +168,10 @@ fn load(
     let begun = Instant::now();
     let parts = source.open(settings)?;
     let kv_format = kv_format_of(settings.cache.format, &parts.weights);
-    let checks = Checks::new(device::backend(&settings.device)?, live, &parts.plan, &parts.weights, kv_format)?;
+    let backend = device::backend(&settings.device)?;
+    #[cfg(debug_assertions)]
+    let backend = planted::plant(backend, live);
+    let checks = Checks::new(backend, live, &parts.plan, &parts.weights, kv_format)?;
     let tests: Vec<_> = args.rows.iter().map(|&rows| search::test_of(rows, args.depth)).collect();
     let batch_tokens = args.rows.iter().copied().max().unwrap_or(1).max(args.target.batch_tokens());
     Ok((source.load_parts(parts, begun, settings, &tests, batch_tokens)?, checks))
