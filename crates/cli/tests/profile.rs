@@ -83,6 +83,11 @@ fn check_ops(phase: &Value, runs: u64, tokens: u64) {
         assert!(number(&row["mean_us"]) <= number(&row["total_ms"]) * 1e3 + 1e-9, "{row}");
         assert!(number(&row["wait_ms"]) <= number(&row["total_ms"]), "{row}");
         assert!(row["variant"].as_str().is_some_and(|variant| !variant.is_empty()), "{row}");
+        let percentiles = ["p50_us", "p95_us", "p99_us"].map(|key| number(&row[key]));
+        assert!(percentiles.is_sorted() && percentiles[2] * 1e-3 <= number(&row["total_ms"]) + 1e-9, "{row}");
+        // What moves bytes is on one side of the roofline, as long as it has a share of it.
+        assert_eq!(row["bound_by"].is_null(), row["roofline_share"].is_null(), "{row}");
+        assert!(row["bound_by"].is_null() || row["bound_by"] == "memory" || row["bound_by"] == "arithmetic", "{row}");
     }
     let glu = rows(phase, "ops").iter().find(|row| row["op"] == "norm_glu").expect("there is one");
     assert_eq!(
@@ -105,7 +110,7 @@ fn check_trace(trace: &Value) {
     let events = trace["traceEvents"].as_array().expect("events");
     let with = |key: &str, value: &str| events.iter().filter(|event| event[key] == value).collect::<Vec<_>>();
     let tracks: Vec<_> = with("name", "thread_name").iter().map(|event| event["args"]["name"].clone()).collect();
-    assert_eq!(tracks, ["host", "cpu-0", "cpu-1"]);
+    assert_eq!(tracks, ["host", "cpu-0", "cpu-1", "gaps"]);
     // Two runs of each phase: a step for the prompt, twelve for the tokens; both threads run every op.
     assert_eq!(with("cat", "step").len(), 2 * (1 + 12));
     let attention: Vec<_> = with("name", "attention").into_iter().filter(|event| event["args"]["layer"] == 6).collect();
@@ -115,7 +120,7 @@ fn check_trace(trace: &Value) {
     assert!(op["args"]["shape"] == "40 × 384 → 384" && op["args"]["variant"].is_string(), "{op}");
     assert!(op["args"]["bytes"].is_u64() && op["args"]["flops"].is_u64() && op["args"]["format"].is_string(), "{op}");
     assert!(!with("name", "wait").is_empty());
-    for track in 1..=2 {
+    for track in 1..=3 {
         let mut last_end = 0.0;
         let on_track = |event: &&Value| event["tid"] == track && event["ph"] == "X";
         for event in events.iter().filter(on_track) {
@@ -123,6 +128,30 @@ fn check_trace(trace: &Value) {
             assert!(number(&event["ts"]) >= last_end - 1e-3, "events of a thread follow each other: {event}");
             last_end = number(&event["ts"]) + number(&event["dur"]);
         }
+    }
+}
+
+/// The gaps of the trace are those that the report counts, and no lane works in them.
+fn check_gaps(trace: &Value, phases: [&Value; 2]) {
+    let events = trace["traceEvents"].as_array().expect("events");
+    let spans = |category: &str| -> Vec<(f64, f64)> {
+        let of_category = events.iter().filter(|event| event["cat"] == category);
+        let times = |event: &Value| (number(&event["ts"]), number(&event["ts"]) + number(&event["dur"]));
+        of_category.map(times).collect()
+    };
+    let (gaps, ops) = (spans("gap"), spans("op"));
+    // Ahead of the first op of a step at least, while threads wake up.
+    assert!(gaps.len() >= 2 * (1 + 12), "{}", gaps.len());
+    for &(begin, end) in &gaps {
+        let is_in = |&&(op_begin, op_end): &&(f64, f64)| op_begin + 1e-3 < end && begin + 1e-3 < op_end;
+        assert_eq!(ops.iter().find(is_in), None, "an op works in the gap from {begin} to {end}");
+    }
+    let reported = |key: &str| phases.map(|phase| number(&phase["gaps"][key])).iter().sum::<f64>();
+    assert_eq!(gaps.len() as f64, reported("count"));
+    let total_ms = gaps.iter().map(|(begin, end)| (end - begin) / 1e3).sum::<f64>();
+    assert!((total_ms - reported("total_ms")).abs() < 1e-3 * total_ms, "{total_ms}");
+    for phase in phases {
+        assert!(number(&phase["gaps"]["total_ms"]) < number(&phase["wall_ms"]), "{phase}");
     }
 }
 
@@ -150,7 +179,9 @@ fn parts_add_up_to_the_wall_time_and_the_trace_has_them_all() {
         assert!((0.0..1.0).contains(&number(&recording["wall_share"])), "{recording}");
     }
     let written = std::fs::read_to_string(&trace).expect("the trace was written");
-    check_trace(&serde_json::from_str(&written).expect("one JSON object"));
+    let written = serde_json::from_str(&written).expect("one JSON object");
+    check_trace(&written);
+    check_gaps(&written, [prefill, decode]);
 
     stored_profiles_are_printed_and_compared(folder.path(), &printed);
 }

@@ -16,9 +16,9 @@ pub(super) struct Summary {
 /// Of milliseconds, over all steps of all repetitions.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub(crate) struct Percentiles {
-    pub(super) p50: f64,
+    pub(crate) p50: f64,
     pub(crate) p95: f64,
-    pub(super) p99: f64,
+    pub(crate) p99: f64,
     pub(super) max: f64,
 }
 

@@ -4,6 +4,7 @@
 //! takes the time of what the host does around them, `summary` adds it all up, `trace` writes it down event by event.
 
 mod args;
+mod gaps;
 mod report;
 mod run;
 mod stored;

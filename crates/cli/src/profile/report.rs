@@ -8,7 +8,8 @@ use plan::StepShape;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::summary::{OpRow, Peak, Summary};
+use super::gaps::GapRow;
+use super::summary::{Bound, OpRow, Peak, Summary};
 use crate::bench::{Device, Facts};
 
 /// What `profile -o json` prints. Its figures are those of a program that watches itself: `profiled` keeps them from being
@@ -62,8 +63,9 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
     let plural = |n: usize| if n == 1 { "" } else { "s" };
     let mut out = format!(
         "\n### {} @ d{}: {:.1} ms in {} step{}, {} time{} recorded\n\n\
-         | op | shape | format | count | total ms | mean µs | p95 µs | {} | GB/s | GFLOP/s | of roofline | of wall |\n\
-         | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+         | op | shape | format | count | total ms | mean µs | p50 µs | p95 µs | p99 µs | {} | GB/s | GFLOP/s | of roofline \
+         | bound by | of wall |\n\
+         | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | ---: |\n",
         phase.test,
         phase.depth,
         phase.wall_ms,
@@ -78,13 +80,13 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
     }
     for part in phase.rest.iter().filter(|part| decodes_text || part.part != "decode text") {
         let (total, mean, share) = (part.total_ms, part.mean_us, percent(part.wall_share));
-        writeln!(out, "| *{}* | | | {} | {total:.2} | {mean:.1} | | | | | | {share} |", part.part, phase.steps)
+        writeln!(out, "| *{}* | | | {} | {total:.2} | {mean:.1} | | | | | | | | | {share} |", part.part, phase.steps)
             .expect("a string takes any text");
     }
     let waiting = phase.ops.iter().map(|op| op.wait_ms).sum::<f64>() / phase.wall_ms;
     writeln!(
         out,
-        "| **sum** | | | | {:.2} | | | {} | {:.1} | {:.1} | {} | {} |\n",
+        "| **sum** | | | | {:.2} | | | | | {} | {:.1} | {:.1} | {} | | {} |\n",
         phase.wall_ms * phase.parts_share,
         if is_replayed { String::new() } else { percent(waiting) },
         phase.bandwidth_gb_s,
@@ -99,6 +101,15 @@ fn phase_table(phase: &Summary, decodes_text: bool) -> String {
         let waits = if is_replayed { String::new() } else { format!("{wait} waiting at barriers, ") };
         writeln!(out, "- {}: {work} working, {waits}{idle} outside ops", thread.thread)
             .expect("a string takes any text");
+    }
+    if let Some(GapRow { count, total_ms, p50_us, p95_us, p99_us }) = phase.gaps {
+        writeln!(
+            out,
+            "- gaps in which no thread or device computed: {count}, {total_ms:.2} ms ({} of wall), p50 {p50_us:.1} µs, p95 \
+             {p95_us:.1} µs, p99 {p99_us:.1} µs; the waits of ops and the edges of steps have this time",
+            percent(total_ms / phase.wall_ms),
+        )
+        .expect("a string takes any text");
     }
     if is_replayed {
         let alone_ms: f64 = phase.ops.iter().map(|op| op.alone_us.unwrap_or(0.0) * op.count as f64 / 1e3).sum();
@@ -142,7 +153,9 @@ fn op_line(op: &OpRow, is_replayed: bool) -> String {
         op.count.to_string(),
         format!("{:.2}", op.total_ms),
         format!("{:.1}", op.mean_us),
+        number(op.p50_us, 1.0),
         format!("{:.1}", op.p95_us),
+        number(op.p99_us, 1.0),
         match op.alone_us {
             Some(alone_us) => format!("{alone_us:.1}"),
             None if is_replayed => String::new(),
@@ -151,6 +164,7 @@ fn op_line(op: &OpRow, is_replayed: bool) -> String {
         number(op.bandwidth_gb_s, 1.0),
         number(op.flops_per_s, 1e9),
         op.roofline_share.map_or("–".to_owned(), percent),
+        op.bound_by.map_or("–", Bound::name).to_owned(),
         percent(op.wall_share),
     ];
     format!("| {} |\n", cells.join(" | "))

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use backend::profile::{Cost, Part, StepRecord};
 use serde::{Deserialize, Serialize};
 
+use super::gaps::{GapRow, gaps};
 use super::run::{Measured, Trial};
 use crate::bench::{Percentiles, median};
 
@@ -74,6 +75,8 @@ pub(super) struct Summary {
     pub(super) ops: Vec<OpRow>,
     /// What is not an op, in the order of a step.
     pub(super) rest: Vec<RestRow>,
+    /// Stretches in which no lane computed; none in profiles that were kept before 2026-11-29.
+    pub(super) gaps: Option<GapRow>,
     pub(super) threads: Vec<ThreadRow>,
     pub(super) recording: Recording,
     pub(super) ceiling: Ceiling,
@@ -89,7 +92,10 @@ pub(super) struct OpRow {
     pub(super) count: usize,
     pub(super) total_ms: f64,
     pub(super) mean_us: f64,
+    /// None in profiles that were kept before 2026-11-29, as `p99_us` and `bound_by`.
+    pub(super) p50_us: Option<f64>,
     pub(super) p95_us: f64,
+    pub(super) p99_us: Option<f64>,
     /// What it takes where none begins before the one ahead has ended, on average; none where `mean_us` is of such steps.
     pub(super) alone_us: Option<f64>,
     /// Of `total_ms`, what threads waited for each other, on average.
@@ -100,7 +106,29 @@ pub(super) struct OpRow {
     /// The time that the ceiling allows by the time it took: the tighter of memory and arithmetic. More than 1 where the
     /// bytes came from a cache.
     pub(super) roofline_share: Option<f64>,
+    /// Which of the two is the tighter; none where nothing had to be moved.
+    pub(super) bound_by: Option<Bound>,
     pub(super) wall_share: f64,
+}
+
+/// The side of the roofline that an op is on.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Bound {
+    /// Moving its bytes at the bandwidth takes longer than computing at the peak.
+    Memory,
+    /// Computing takes longer.
+    Arithmetic,
+}
+
+impl Bound {
+    /// As tables and results call it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Arithmetic => "arithmetic",
+        }
+    }
 }
 
 /// Time that belongs to no op.
@@ -141,6 +169,7 @@ pub(super) fn summarize(measured: &Measured, ceiling: Ceiling, clock_reading_ns:
     let mut groups = BTreeMap::new();
     let mut threads = Vec::new();
     let mut rest = Rest { between_steps: wall_ns, ..Rest::default() };
+    let mut gap_lengths_ns = Vec::new();
     let (mut num_steps, mut num_tokens, mut num_events) = (0, 0, 0);
     for step in trials.iter().flat_map(|trial| &trial.steps) {
         let record = &step.record;
@@ -149,6 +178,7 @@ pub(super) fn summarize(measured: &Measured, ceiling: Ceiling, clock_reading_ns:
         num_events += record.events.len();
         add_ops(record, &mut groups);
         add_lanes(record, &mut threads, &mut rest);
+        gap_lengths_ns.extend(gaps(record).iter().map(|gap| between(gap.begin_ns, gap.end_ns)));
         rest.schedule += between(step.begin_ns, record.begin_ns);
         rest.record += between(record.measured_ns, record.recorded_ns);
         rest.sample += between(record.recorded_ns, step.sampled_ns);
@@ -164,7 +194,7 @@ pub(super) fn summarize(measured: &Measured, ceiling: Ceiling, clock_reading_ns:
         |figure: &dyn Fn(&Kind, &Group) -> f64| groups.iter().map(|(kind, group)| figure(kind, group)).sum::<f64>();
     let bandwidth_gb_s = sum_of(&|_, group| group.bytes) / wall_ns;
     let flops_per_s = sum_of(&|_, group| group.flops) / wall_ns * 1e9;
-    let roofline_share = sum_of(&|kind, group| group.allowed_ns(kind, &ceiling)) / wall_ns;
+    let roofline_share = sum_of(&|kind, group| group.bound(kind, &ceiling).0) / wall_ns;
     let mut ops: Vec<_> = groups.into_iter().map(|(kind, group)| group.into_row(kind, &ceiling, wall_ns)).collect();
     ops.sort_by(|a, b| b.total_ms.total_cmp(&a.total_ms));
     let rest = rest.into_rows(num_steps, wall_ns);
@@ -186,6 +216,7 @@ pub(super) fn summarize(measured: &Measured, ceiling: Ceiling, clock_reading_ns:
         roofline_share,
         ops,
         rest,
+        gaps: Some(GapRow::of(&gap_lengths_ns)),
         threads,
         recording: Recording { clock_readings, clock_reading_ns, wall_share: recording_ns / wall_ns },
         ceiling,
@@ -263,18 +294,19 @@ fn add_lanes(record: &StepRecord, threads: &mut Vec<ThreadRow>, rest: &mut Rest)
 }
 
 impl Group {
-    /// Nanoseconds that the ceiling allows: for the bytes or for the arithmetic, whichever takes longer.
-    fn allowed_ns(&self, (_, _, format, _): &Kind, ceiling: &Ceiling) -> f64 {
+    /// Nanoseconds that the ceiling allows, and for what: for the bytes or for the arithmetic, whichever takes longer.
+    fn bound(&self, (_, _, format, _): &Kind, ceiling: &Ceiling) -> (f64, Bound) {
         let memory_ns = self.bytes / ceiling.read_bandwidth_gb_s;
         let arithmetic_ns = ceiling.flops_per_s(format).map_or(0.0, |peak| self.flops / peak * 1e9);
-        memory_ns.max(arithmetic_ns)
+        if arithmetic_ns > memory_ns { (arithmetic_ns, Bound::Arithmetic) } else { (memory_ns, Bound::Memory) }
     }
 
     fn into_row(self, kind: Kind, ceiling: &Ceiling, wall_ns: f64) -> OpRow {
-        let allowed_ns = self.allowed_ns(&kind, ceiling);
+        let (allowed_ns, bound) = self.bound(&kind, ceiling);
         let (op, shape, format, variant) = kind;
         let Self { elapsed_ns, alone_ns, wait_ns, bytes, flops } = self;
         let total_ns: f64 = elapsed_ns.iter().sum();
+        let Percentiles { p50, p95, p99, .. } = Percentiles::of(&elapsed_ns);
         OpRow {
             op: op.into(),
             shape,
@@ -283,13 +315,16 @@ impl Group {
             count: elapsed_ns.len(),
             total_ms: total_ns / 1e6,
             mean_us: total_ns / elapsed_ns.len() as f64 / 1e3,
-            p95_us: Percentiles::of(&elapsed_ns).p95 / 1e3,
+            p50_us: Some(p50 / 1e3),
+            p95_us: p95 / 1e3,
+            p99_us: Some(p99 / 1e3),
             alone_us: (alone_ns > 0.0).then(|| alone_ns / elapsed_ns.len() as f64 / 1e3),
             wait_ms: wait_ns / 1e6,
             // An op that another hides adds nothing to a replay, and has no rate.
             bandwidth_gb_s: (bytes > 0.0 && total_ns > 0.0).then(|| bytes / total_ns),
             flops_per_s: (flops > 0.0 && total_ns > 0.0).then(|| flops / total_ns * 1e9),
             roofline_share: (bytes > 0.0 && total_ns > 0.0).then(|| allowed_ns / total_ns),
+            bound_by: (bytes > 0.0).then_some(bound),
             wall_share: total_ns / wall_ns,
         }
     }
@@ -340,6 +375,7 @@ impl Rest {
 mod tests {
     use backend::profile::{Event, OpInfo};
     use plan::StepShape;
+    use serde_json::json;
 
     use super::super::run::{Phase, Step};
     use super::*;
@@ -424,6 +460,57 @@ mod tests {
     }
 
     #[test]
+    fn an_op_is_on_the_side_of_the_roofline_that_takes_longer() {
+        for (read_bandwidth_gb_s, bound) in [(7.9, Bound::Memory), (8.1, Bound::Arithmetic)] {
+            let summary = summarize(&measured(), ceiling_of(read_bandwidth_gb_s, [4e9, 8e9]), 2.0);
+            // 2400 bytes take 300 ns at 8 GB/s, and 1200 operations at 4 GFLOP/s.
+            assert_eq!(summary.ops[1].bound_by, Some(bound), "{read_bandwidth_gb_s} GB/s");
+            assert_eq!(json!(bound), bound.name());
+        }
+    }
+
+    #[test]
+    fn percentiles_are_of_the_ops_of_a_kind_and_gaps_are_where_no_lane_works() {
+        let mut measured = measured();
+        let step = &mut measured.recorded[0].steps[0].record;
+        // A hundred and one of a kind, which take 1 to 101 ns on one lane, with gaps of 1 ns between them and of 10 ns ahead
+        // of the first; the last ends where the step does.
+        step.ops = vec![step.ops[0].clone(); 101].into();
+        step.costs = vec![Cost::default(); 101];
+        step.lanes = ["a".to_owned()].into();
+        step.alone_ns = vec![];
+        let mut at = step.submitted_ns + 10;
+        step.events.clear();
+        for op in 0..101 {
+            step.events.push(event(op, 0, Part::Work, at, at + 1 + u64::from(op)));
+            at += 2 + u64::from(op);
+        }
+        step.end_ns = at - 1;
+        step.measured_ns = step.end_ns;
+        let summary = summarize(&measured, ceiling(), 2.0);
+        let [op] = &summary.ops[..] else { panic!("one kind: {:?}", summary.ops) };
+        let percentiles = [op.p50_us, Some(op.p95_us), op.p99_us].map(|us| (us.unwrap() * 1e3).round());
+        assert_eq!((op.count, percentiles), (101, [51.0, 96.0, 100.0]));
+        let gaps = summary.gaps.unwrap();
+        assert_eq!((gaps.count, (gaps.total_ms * 1e6).round()), (101, 100.0 + 10.0));
+        assert_eq!([gaps.p50_us, gaps.p95_us, gaps.p99_us].map(|us| (us * 1e3).round()), [1.0, 1.0, 1.0]);
+        assert!((summary.parts_share - 1.0).abs() < 1e-9, "{}", summary.parts_share);
+    }
+
+    #[test]
+    fn gaps_say_between_which_ops_they_are() {
+        let measured = measured();
+        let found = gaps(&measured.recorded[0].steps[0].record);
+        let found: Vec<_> = found.iter().map(|gap| (gap.after, gap.before, gap.begin_ns, gap.end_ns)).collect();
+        // While lane b does nothing, lane a works.
+        assert_eq!(found, [(None, Some(0), 106, 110), (Some(1), None, 890, 900)]);
+        let mut record = measured.recorded[0].steps[0].record.clone();
+        record.events.retain(|event| event.lane == 1);
+        let found: Vec<_> = gaps(&record).iter().map(|gap| (gap.after, gap.before, gap.begin_ns, gap.end_ns)).collect();
+        assert_eq!(found, [(None, Some(0), 106, 130), (Some(0), Some(1), 410, 500), (Some(1), None, 880, 900)]);
+    }
+
+    #[test]
     fn ops_are_means_of_their_lanes() {
         let summary = summarize(&measured(), ceiling(), 2.0);
         let [second, first] = &summary.ops[..] else { panic!("two kinds: {:?}", summary.ops) };
@@ -439,6 +526,7 @@ mod tests {
         near(first.flops_per_s.unwrap(), 1200.0 / 290.0 * 1e9);
         // Memory allows 240 ns, arithmetic 300: the tighter of the two, and more than it took.
         near(first.roofline_share.unwrap(), 300.0 / 290.0);
+        assert_eq!((first.bound_by, second.bound_by), (Some(Bound::Arithmetic), None));
         assert_eq!((second.bandwidth_gb_s, second.flops_per_s, second.roofline_share), (None, None, None));
         let threads: Vec<_> = summary.threads.iter().map(|t| (t.thread.as_str(), (t.idle_ms * 1e6).round())).collect();
         assert_eq!(threads, [("a", 220.0), ("b", 340.0)]);

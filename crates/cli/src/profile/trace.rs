@@ -1,5 +1,5 @@
 //! Every recorded event as a file in Chrome's trace format, which ui.perfetto.dev and chrome://tracing show: a track for the
-//! host and one for each lane, times in microseconds.
+//! host, one for each lane, and one for the gaps in which no lane works; times in microseconds.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use backend::profile::{Event, Part, StepRecord};
 use serde_json::{Value, json};
 
+use super::gaps::{Gap, gaps};
 use super::run::{Measured, Step};
 use crate::files::Begun;
 
@@ -47,6 +48,8 @@ fn write_events<W: Write>(out: &mut Writer<W>, title: &str, phases: &[Measured])
     for (lane, name) in lanes.into_iter().flat_map(|lanes| lanes.iter()).enumerate() {
         out.event(&name_of("thread_name", track(lane), name))?;
     }
+    let gap_track = track(lanes.map_or(0, |lanes| lanes.len()));
+    out.event(&name_of("thread_name", gap_track, "gaps"))?;
     for (repetition, (phase, trial)) in trials().enumerate() {
         let args = json!({"run": repetition, "depth": trial.depth});
         out.event(&span(&phase.phase.name(), "run", HOST, (trial.begin_ns, trial.end_ns), args))?;
@@ -54,6 +57,9 @@ fn write_events<W: Write>(out: &mut Writer<W>, title: &str, phases: &[Measured])
             write_host(out, index, step)?;
             for event in &step.record.events {
                 out.event(&of_lane(&step.record, event))?;
+            }
+            for gap in gaps(&step.record) {
+                out.event(&of_gap(&step.record, &gap, gap_track))?;
             }
         }
     }
@@ -97,6 +103,13 @@ fn of_lane(record: &StepRecord, event: &Event) -> Value {
         }
         Part::Wait => span("wait", "wait", track, times, json!({"op": op.name, "layer": op.layer})),
     }
+}
+
+/// A stretch in which no lane works, with the names of the ops around it.
+fn of_gap(record: &StepRecord, gap: &Gap, track: usize) -> Value {
+    let name = |op: Option<u32>| op.map(|op| record.ops[op as usize].name);
+    let args = json!({"after": name(gap.after), "before": name(gap.before)});
+    span("gap", "gap", track, (gap.begin_ns, gap.end_ns), args)
 }
 
 fn track(lane: usize) -> usize {
