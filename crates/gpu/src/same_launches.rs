@@ -5,6 +5,8 @@
 //! operands can be compared as they are. A change that means to change launches replaces the file by the one that the
 //! test leaves in `target/launches`, and says why in its commit.
 
+mod dispatch_page;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
