@@ -105,7 +105,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) logit_bias: Vec<(u32, f32)>,
 
     /// The order of the samplers, with semicolons between them, as in llama.cpp; one that is left out does nothing
-    /// [default: penalties;dry;top_n_sigma;top_k;typical_p;top_p;min_p;xtc;temperature]
+    /// [default: penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, xtc, temperature]
     #[arg(long, value_name = "LIST", value_parser = parse_samplers)]
     pub(crate) samplers: Option<SamplerOrder>,
 }
