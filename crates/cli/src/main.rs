@@ -31,6 +31,8 @@ mod on_demand;
 mod output;
 mod packing;
 mod plan_command;
+#[cfg(debug_assertions)]
+mod planted;
 mod profile;
 mod program;
 mod prompt_line;

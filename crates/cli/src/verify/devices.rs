@@ -56,7 +56,7 @@ pub(super) fn for_models(args: &VerifyArgs) -> Result<Vec<Named>> {
     #[cfg(debug_assertions)]
     let devices = devices
         .into_iter()
-        .map(|Named { name, backend }| Named { name, backend: super::planted::plant(backend) })
+        .map(|Named { name, backend }| Named { name, backend: crate::planted::wrong_bit(backend) })
         .collect();
     Ok(devices)
 }

@@ -7,8 +7,6 @@ mod args;
 mod devices;
 mod kernels;
 mod models;
-#[cfg(debug_assertions)]
-mod planted;
 mod report;
 
 use std::collections::BTreeSet;

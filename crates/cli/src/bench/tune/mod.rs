@@ -2,8 +2,6 @@
 
 mod args;
 mod check;
-#[cfg(debug_assertions)]
-mod planted;
 mod search;
 
 use std::time::{Duration, Instant};
@@ -170,7 +168,7 @@ fn load(
     let kv_format = kv_format_of(settings.cache.format, &parts.weights);
     let backend = device::backend(&settings.device)?;
     #[cfg(debug_assertions)]
-    let backend = planted::plant(backend, live);
+    let backend = crate::planted::wrong_way(backend, live);
     let checks = Checks::new(backend, live, &parts.plan, &parts.weights, kv_format)?;
     let tests: Vec<_> = args.rows.iter().map(|&rows| search::test_of(rows, args.depth)).collect();
     let batch_tokens = args.rows.iter().copied().max().unwrap_or(1).max(args.target.batch_tokens());
