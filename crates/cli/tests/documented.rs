@@ -187,7 +187,7 @@ fn what_a_processor_does_in_seconds_is_run() {
     for written in ["report.html", "trace.json", "records"] {
         assert!(folder.path().join(written).exists(), "no command wrote `{written}`");
     }
-    // A reason not to run what no page has is none.
+    // Each reason belongs to a command that a page has.
     let all = all();
     for (begin, why) in NOT_RUN {
         assert!(all.iter().any(|command| command.text().starts_with(begin)), "{begin}: {why}");

@@ -280,8 +280,8 @@ mod tests {
 
     use super::*;
 
-    /// As many as rows that choose independently of each other: 1 - (1 - 4/32)^rows of 32. Where all weights begin at the
-    /// same place of the pattern, and the pattern repeats with the rows, eight rows go to 14: a step would be faster than it is.
+    /// Rows that choose independently go to 32 · (1 - (1 - 4/32)^rows) experts. Weights that all begin at the same place of
+    /// a pattern, which repeats with their rows, make layers alike. Then the rows go to fewer experts, and a step is faster.
     #[test]
     fn rows_of_a_mixture_go_to_as_many_experts_as_unlike_texts_do() {
         const STEPS: usize = 24;

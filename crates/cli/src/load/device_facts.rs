@@ -161,7 +161,7 @@ impl DeviceFacts {
     }
 
     fn read(path: &Path) -> Result<Self> {
-        let text = files::read_own_text(path, "what was measured of a device", files::SETTINGS_BYTES_MAX)?;
+        let text = files::read_own_text(path, "the figures measured on a device", files::SETTINGS_BYTES_MAX)?;
         Self::parse(&text).with_context(|| format!("cannot use `{}`", path.display()))
     }
 

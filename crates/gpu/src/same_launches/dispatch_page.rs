@@ -14,7 +14,7 @@ const DEVICES: [(&str, &str); 3] = [
     ("metal", "Apple GPUs: matrices of 8 by 8 (10 cores)"),
 ];
 
-/// Models of which each has ops that the others lack, and what the page calls them.
+/// The models of the page, and their names there. Each has ops that the others lack.
 const MODELS: [(&str, &str); 3] = [("llama-8b", "dense"), ("qwen3-moe", "experts"), ("glm4-moe-lite", "latent")];
 
 /// Rows of a step, each of a sequence of its own; then tokens of a prompt.
@@ -112,7 +112,7 @@ const WHY: &[(&str, &str)] = &[
     ("attention_prefill_d#", "many rows of a sequence: arithmetic bounds it, so products run on matrices of 8 by 8"),
     (
         "select_outputs_f32",
-        "the rows of which logits are wanted: only they go through the last layer's projections and the head",
+        "copies the rows whose logits are wanted, because the last layer's projections and the head compute only these",
     ),
     ("route_e#", "one row for each group: chooses its experts from the logits of the router"),
     ("route_rows_e#", "chooses the experts of some rows, and lists the rows of each expert for the launches behind it"),

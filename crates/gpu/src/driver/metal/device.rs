@@ -126,7 +126,7 @@ impl Context {
             }
         };
         let how = if options.indirect { "indirect" } else { "direct" };
-        // A damaged or outdated archive is none, nor is a link that somebody put in its place.
+        // A damaged or outdated archive is not used, and neither is a link that somebody put in its place.
         let file = options.cache.as_ref().map(|cache| cache.join(format!("{:016x}-{how}.metalarchive", found.hash())));
         let kept = file
             .as_deref()
