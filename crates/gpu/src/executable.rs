@@ -25,7 +25,7 @@ use crate::ops::{self, OpLaunches};
 use crate::params::{Address, Chosen};
 use crate::profile::{self, Watched};
 use crate::site::{ArenaLayout, LoadedPlan};
-use crate::step_input::max_positions;
+use crate::step_input::{Tiles, max_positions};
 use crate::target::Target;
 use crate::weights::DeviceWeights;
 
@@ -90,6 +90,8 @@ impl Memory {
 /// A program: what a step of up to its shape runs.
 struct Program {
     kind: ResultKind,
+    /// Whether rows of latent attention may attend to keys and values of their own in it.
+    expand: bool,
     layout: ArenaLayout,
     ops: Vec<OpLaunches>,
     /// What `ops` are.
@@ -174,7 +176,9 @@ pub(crate) fn footprint(
     // Steps of one token may want more than those of many: attention is split for them.
     let decode = StepShape { tokens: largest.sequences, ..largest };
     let of_one = StepShape { tokens: 1, sequences: 1, outputs: 1 };
-    let layouts = [largest, decode, of_one].map(|shape| ops::lay_out(&loaded, shape.bucket()));
+    let layouts = [largest, decode, of_one]
+        .map(|shape| [true, false].map(|expand| ops::lay_out(&loaded, shape.bucket(), expand)))
+        .concat();
     let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
     let angles = plan.ropes.iter().map(|rope| (max_positions(plan, &kv) * rope.dims) as u64 * 4).sum::<u64>();
@@ -331,10 +335,23 @@ impl GpuExecutable {
         Ok(recording)
     }
 
-    /// Checks `input`, makes its program if there is none, and copies blocks. Returns the program's place.
-    fn begin(&mut self, kind: ResultKind, input: &StepInput, outputs_before: usize) -> Result<usize, BackendError> {
+    /// Checks `input`, makes its program if there is none, and copies blocks. Returns the program's place. Whether
+    /// results of all ops are looked at.
+    fn begin(
+        &mut self,
+        kind: ResultKind,
+        input: &StepInput,
+        outputs_before: usize,
+        observed: bool,
+    ) -> Result<usize, BackendError> {
         input.check_fed(self.plan.vocab_size, &self.cache.layout, outputs_before)?;
-        let index = self.compile_of(kind, input.shape().bucket())?;
+        let shape = input.shape().bucket();
+        let mut index = self.compile_of(kind, shape, true)?;
+        let step = &self.programs[index].layout.step;
+        // Some results of ops are never made where others are expanded.
+        if matches!(step.tiles, Tiles::Expanded { .. }) && (observed || !step.has_room(input)) {
+            index = self.compile_of(kind, shape, false)?;
+        }
         let mut words = std::mem::take(&mut self.words);
         let encoded = self.programs[index].layout.step.encode(input, &mut words);
         self.words = words;
@@ -365,20 +382,20 @@ impl GpuExecutable {
     }
 
     /// The place of the program of that plan for steps of up to `shape`; makes it if there is none.
-    fn compile_of(&mut self, kind: ResultKind, shape: StepShape) -> Result<usize, BackendError> {
-        if let Ok(place) = self.find(kind, shape) {
+    fn compile_of(&mut self, kind: ResultKind, shape: StepShape, expand: bool) -> Result<usize, BackendError> {
+        if let Ok(place) = self.find(kind, shape, expand) {
             return Ok(place);
         }
         if shape.tokens > TOKENS_MAX {
             let reason = format!("a step of {} tokens is too large: at most {TOKENS_MAX}", shape.tokens);
             return Err(BackendError::Device { device: self.device.clone(), reason });
         }
-        let layout = ops::lay_out(&self.loaded(kind), shape);
+        let layout = ops::lay_out(&self.loaded(kind), shape, expand);
         self.reserve(&layout)?;
         let ops = ops::lower(&self.loaded(kind), &layout, self.memory.regions(), false);
-        let place = self.find(kind, shape).expect_err("not there a moment ago");
+        let place = self.find(kind, shape, expand).expect_err("not there a moment ago");
         let infos = profile::infos(self.plan_of(kind), &self.weights, &ops).into();
-        let program = Program { kind, layout, ops, infos, recording: None, choosing: None, sampling: None };
+        let program = Program { kind, expand, layout, ops, infos, recording: None, choosing: None, sampling: None };
         self.programs.insert(place, program);
         // In the way that steps were asked for last.
         let end = if kind == ResultKind::Hidden { Epilogue::None } else { self.end };
@@ -391,7 +408,7 @@ impl GpuExecutable {
         self.drain()?;
         self.end = Epilogue::None;
         let begin_ns = self.begin_record().filter(|_| kind == ResultKind::Logits);
-        let index = self.begin(kind, input, 0)?;
+        let index = self.begin(kind, input, 0, false)?;
         let recording = self.recording(index, Epilogue::None)?;
         let program = &self.programs[index];
         let result = self.loaded(kind).place(&program.layout, self.memory.arena, self.plan_of(kind).logits);
@@ -424,8 +441,9 @@ impl GpuExecutable {
         Some((recording.watch(begin_ns?, &self.programs[program].ops, input), program))
     }
 
-    fn find(&self, kind: ResultKind, shape: StepShape) -> Result<usize, usize> {
-        self.programs.binary_search_by_key(&(kind, shape), |program| (program.kind, program.layout.step.shape))
+    fn find(&self, kind: ResultKind, shape: StepShape, expand: bool) -> Result<usize, usize> {
+        let key = |program: &Program| (program.kind, program.layout.step.shape, program.expand);
+        self.programs.binary_search_by_key(&(kind, shape, expand), key)
     }
 
     fn layer(&self, op: usize) -> Option<LayerCache> {
@@ -480,7 +498,7 @@ impl GpuExecutable {
 
 impl Executable for GpuExecutable {
     fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
-        self.compile_of(ResultKind::Logits, shape).map(drop)
+        self.compile_of(ResultKind::Logits, shape, true).map(drop)
     }
 
     fn forget_programs(&mut self) {
@@ -500,7 +518,7 @@ impl Executable for GpuExecutable {
         // Parts of a step are repeated once it has ended: then its input must still be there.
         let is_alone = self.driver.num_under_way() == 0 && input.token_ids.iter().all(|&id| id < plan::FED);
         let begin_ns = self.begin_record().filter(|_| is_alone);
-        let index = self.begin(ResultKind::Logits, input, self.last_outputs)?;
+        let index = self.begin(ResultKind::Logits, input, self.last_outputs, false)?;
         let recording = self.recording(index, self.end)?;
         let (outputs, device) = (input.output_rows.len(), self.device.clone());
         let output = (self.chosen.address, outputs * (size_of::<Chosen>() / size_of::<u32>()));
@@ -550,7 +568,7 @@ impl Executable for GpuExecutable {
     }
 
     fn variants(&mut self, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
-        let index = self.compile_of(ResultKind::Logits, shape.bucket())?;
+        let index = self.compile_of(ResultKind::Logits, shape.bucket(), true)?;
         Ok(self.programs[index].infos.to_vec())
     }
 
@@ -619,7 +637,7 @@ impl Executable for GpuExecutable {
 
     fn replay_observed(&mut self, input: &StepInput, observer: &mut Observer<'_>) -> Result<&[f32], BackendError> {
         self.drain()?;
-        let index = self.begin(ResultKind::Logits, input, 0)?;
+        let index = self.begin(ResultKind::Logits, input, 0, true)?;
         let step = self.memory.step.address;
         self.driver.upload(step, bytemuck::cast_slice(&self.words)).map_err(self.error("a step"))?;
         let mut logits = vec![];

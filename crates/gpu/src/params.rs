@@ -457,6 +457,45 @@ params! {
         padding: [i32; 5],
     }
 
+    /// `sm90/expanded_attention.h`
+    "HeadWeightsParams" struct HeadWeightsParams {
+        weight: Address,
+        scales: Address,
+        matrix_scales: Address,
+        y: Address,
+        n: i32,
+        k: i32,
+        stride: i32,
+        features: i32,
+        first: i32,
+        dim: i32,
+    }
+
+    /// `sm90/expanded_attention.h`
+    "ExpandLatentParams" struct ExpandLatentParams {
+        latents: TensorMap,
+        weights: TensorMap,
+        cache: Address,
+        blocks: Address,
+        num_blocks: Address,
+        keys: Address,
+        values: Address,
+        heads: i32,
+        block_len: i32,
+        chunk: i32,
+        groups: i32,
+        padding: [i32; 2],
+    }
+
+    /// `sm90/expanded_attention.h`
+    "ExpandedParams" struct ExpandedParams {
+        prompt: PromptParams,
+        q_rope: Address,
+        nope: i32,
+        q_rope_stride: i32,
+        padding: [i32; 12],
+    }
+
     /// `mla_attention.h`
     "MlaParams<f32> MlaParams<f16>" struct MlaParams {
         attention: AttentionParams,

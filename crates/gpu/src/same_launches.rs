@@ -230,7 +230,7 @@ impl Loaded {
                 continue;
             }
             seen.push(shape);
-            let layout = ops::lay_out(&loaded, shape);
+            let layout = ops::lay_out(&loaded, shape, true);
             let regions = [(6, layout.bytes), (7, layout.step.bytes()), (8, layout.messages)];
             let [arena, step, messages] = regions.map(|(kind, bytes)| nowhere(kind, bytes));
             writeln!(text, "{shape:?}: {} {} {}", arena.bytes, step.bytes, messages.bytes).expect("a text");

@@ -48,6 +48,8 @@ pub(crate) struct ArenaLayout {
     pub(crate) partials: (u64, u64),
     /// Likewise: which rows are of which experts, from their gated units to their sum.
     pub(crate) row_groups: (u64, u64),
+    /// Likewise: keys and values that are made of a latent cache for a step, and what makes them.
+    pub(crate) expanded: (u64, u64),
     /// Likewise: what is found in the parts of rows of logits.
     pub(crate) choose_parts: (u64, u64),
     /// Length of the arena.

@@ -11,6 +11,29 @@ pub(crate) const ATTENTION_TILE_ROWS: usize = 128;
 /// Rows of a sequence up to which each is for itself.
 pub(crate) const ATTENTION_SINGLES_MAX: usize = 16;
 
+/// How attention takes many rows of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tiles {
+    /// Each for itself: there is no other kernel.
+    None,
+    /// In tiles, from the cache.
+    Cached,
+    /// In tiles, from keys and values that are made of a latent cache, where a sequence has `rows_min` of them: there is
+    /// room for `blocks` blocks of the cache.
+    Expanded { rows_min: usize, blocks: usize },
+}
+
+impl Tiles {
+    /// Rows of a sequence from which they make tiles.
+    fn rows_min(self) -> Option<usize> {
+        match self {
+            Self::None => None,
+            Self::Cached => Some(ATTENTION_SINGLES_MAX + 1),
+            Self::Expanded { rows_min, .. } => Some(rows_min),
+        }
+    }
+}
+
 /// Where each part begins, in i32.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepLayout {
@@ -25,13 +48,15 @@ pub(crate) struct StepLayout {
     tile_items: usize,
     blocks: usize,
     len: usize,
+    pub(crate) tiles: Tiles,
     pub(crate) attention: AttentionItems,
     block_len: usize,
     max_positions: usize,
 }
 
-/// Live rows: tokens, outputs; and live items of attention: singles, tiles.
-const HEADER_LEN: usize = 4;
+/// Live rows: tokens, outputs; live items of attention: singles, tiles; live rows of an op that computes nothing for rows
+/// in tiles, and entries of block tables that such rows see.
+const HEADER_LEN: usize = 8;
 /// An item of attention: a row and the positions before the step's first of its sequence; or the first row of a tile
 /// and its rows.
 const ITEM_LEN: usize = 2;
@@ -42,37 +67,38 @@ const SAMPLING_LEN: usize = size_of::<RowSampling>() / size_of::<i32>();
 pub(crate) struct AttentionItems {
     pub(crate) singles: usize,
     pub(crate) tiles: usize,
+    /// Rows of a sequence from which they make tiles.
+    rows_min: usize,
 }
 
 impl AttentionItems {
-    /// For steps of up to `shape`, `tiles` where there is a kernel for them.
-    pub(crate) fn new(shape: StepShape, tiles: bool) -> Self {
+    /// For steps of up to `shape`.
+    pub(crate) fn new(shape: StepShape, tiles: Tiles) -> Self {
         let StepShape { tokens, sequences, .. } = shape;
-        if !tiles || tokens <= ATTENTION_SINGLES_MAX {
-            return Self { singles: tokens, tiles: 0 };
-        }
+        let all_single = Self { singles: tokens, ..Self::default() };
+        let Some(rows_min) = tiles.rows_min().filter(|&rows_min| tokens >= rows_min) else { return all_single };
+        let singles_max = rows_min - 1;
         // Where there are as many sequences as rows, or nearly (sizes are rounded up), none has many rows: a kernel for
         // tiles would have nothing to do.
-        if sequences == tokens && tokens <= 4 * ATTENTION_SINGLES_MAX {
-            return Self { singles: tokens, tiles: 0 };
+        if sequences == tokens && tokens <= 4 * singles_max {
+            return all_single;
         }
         // The only sequence of a step has all of its rows. Of several, those whose rows make tiles have more than a few.
         let (singles, in_tiles) = match sequences {
             1 => (0, 1),
-            _ => (tokens.min(sequences * ATTENTION_SINGLES_MAX), sequences.min(tokens / (ATTENTION_SINGLES_MAX + 1))),
+            _ => (tokens.min(sequences * singles_max), sequences.min(tokens / rows_min)),
         };
-        Self { singles, tiles: tokens / ATTENTION_TILE_ROWS + in_tiles }
+        Self { singles, tiles: tokens / ATTENTION_TILE_ROWS + in_tiles, rows_min }
     }
 
     /// Whether a sequence's rows make tiles.
     fn makes_tiles(&self, num_rows: usize) -> bool {
-        self.tiles > 0 && (self.singles == 0 || num_rows > ATTENTION_SINGLES_MAX)
+        self.tiles > 0 && (self.singles == 0 || num_rows >= self.rows_min)
     }
 }
 
 impl StepLayout {
-    /// With `tiles` where attention has a kernel for many rows of a sequence.
-    pub(crate) fn new(shape: StepShape, plan: &Plan, kv: &KvLayout, tiles: bool) -> Self {
+    pub(crate) fn new(shape: StepShape, plan: &Plan, kv: &KvLayout, tiles: Tiles) -> Self {
         let attention = AttentionItems::new(shape, tiles);
         let max_positions = max_positions(plan, kv);
         let mut len = HEADER_LEN;
@@ -93,9 +119,24 @@ impl StepLayout {
             tile_items: reserve(attention.tiles * ITEM_LEN),
             blocks: reserve(shape.sequences * max_positions.div_ceil(kv.block_len)),
             len,
+            tiles,
             attention,
             block_len: kv.block_len,
             max_positions,
+        }
+    }
+
+    /// Blocks of the cache that the rows in tiles of `input` see.
+    fn blocks_in_tiles(&self, input: &StepInput) -> usize {
+        let in_tiles = input.sequences.iter().filter(|sequence| self.attention.makes_tiles(sequence.num_rows));
+        in_tiles.map(|sequence| sequence.kv_len().div_ceil(self.block_len)).sum()
+    }
+
+    /// Whether the rows in tiles of `input` see no more blocks than there is room for.
+    pub(crate) fn has_room(&self, input: &StepInput) -> bool {
+        match self.tiles {
+            Tiles::Expanded { blocks, .. } => self.blocks_in_tiles(input) <= blocks,
+            Tiles::None | Tiles::Cached => true,
         }
     }
 
@@ -115,7 +156,12 @@ impl StepLayout {
         let rows = words[self.sampling..].chunks_exact_mut(SAMPLING_LEN).zip(&input.sampling);
         rows.for_each(|(words, row)| words.copy_from_slice(bytemuck::cast_slice(&[row_sampling(row)])));
         let (mut singles, mut tiles) = (0, 0);
-        for sequence in &input.sequences {
+        // Tables of sequences in tiles come first: their entries are counted together.
+        let are_in_tiles = |tiles: bool| {
+            let makes_tiles = move |num_rows| self.attention.makes_tiles(num_rows) == tiles;
+            input.sequences.iter().filter(move |sequence| makes_tiles(sequence.num_rows))
+        };
+        for sequence in are_in_tiles(true).chain(are_in_tiles(false)) {
             if sequence.kv_len() > self.max_positions {
                 let (kv_len, most) = (sequence.kv_len(), self.max_positions);
                 return Err(StepError(format!("a sequence of {kv_len} tokens where {most} are possible")));
@@ -145,6 +191,8 @@ impl StepLayout {
         }
         words[2] = singles as i32;
         words[3] = tiles as i32;
+        words[4] = if singles > 0 { words[0] } else { 0 };
+        words[5] = self.blocks_in_tiles(input) as i32;
         Ok(())
     }
 
@@ -163,6 +211,8 @@ impl StepLayout {
             sampling: part(self.sampling, self.shape.outputs * SAMPLING_LEN),
             num_singles: part(2, 1),
             num_tiles: part(3, 1),
+            num_rows_of_singles: part(4, 1),
+            num_blocks_in_tiles: part(5, 1),
             singles: part(self.single_items, self.attention.singles * ITEM_LEN),
             tiles: part(self.tile_items, self.attention.tiles * ITEM_LEN),
             blocks: part(self.blocks, self.len - self.blocks),
@@ -210,6 +260,10 @@ pub(crate) struct StepRegions {
     /// Live items of attention.
     pub(crate) num_singles: Region,
     pub(crate) num_tiles: Region,
+    /// Live rows of values of all tokens, or none where no row is for itself.
+    pub(crate) num_rows_of_singles: Region,
+    /// Live entries of `blocks` that belong to sequences in tiles: the first ones.
+    pub(crate) num_blocks_in_tiles: Region,
     /// (row, positions before the step) of rows that attention takes for themselves.
     pub(crate) singles: Region,
     /// (first row, rows) of those that it takes together.
@@ -230,10 +284,10 @@ mod tests {
         input.push_sequence(&[11, 12, 13], 3, &[7, 2, 5]);
         input.push_sequence(&[14], 0, &[1]);
         input.output_rows = vec![2, 3];
-        let layout = StepLayout::new(input.shape().bucket(), &plan, &kv, true);
+        let layout = StepLayout::new(input.shape().bucket(), &plan, &kv, Tiles::Cached);
         let mut words = vec![];
         layout.encode(&input, &mut words).unwrap();
-        assert_eq!(words[..4], [4, 2, 4, 0]);
+        assert_eq!(words[..6], [4, 2, 4, 0, 4, 0]);
         assert_eq!(words[layout.token_ids..][..4], [11, 12, 13, 14]);
         assert_eq!(words[layout.positions..][..4], [3, 4, 5, 0]);
         assert_eq!(words[layout.slots..][..4], [31, 8, 9, 4]);
@@ -253,7 +307,7 @@ mod tests {
     fn many_rows_of_a_sequence_are_tiles() {
         let (plan, _) = testing::tiny_model("llama", 1, tensor::WeightFormat::F32);
         let kv = KvLayout { format: KvFormat::F16, block_len: 50, num_blocks: 8 };
-        let encoded = |lens: &[(usize, usize)], tiles| {
+        let encoded = |lens: &[(usize, usize)], tiles: Tiles| {
             let mut input = StepInput::default();
             for &(len, position) in lens {
                 input.push_sequence(&vec![1; len], position, &[0, 1, 2, 3, 4, 5]);
@@ -265,21 +319,54 @@ mod tests {
                 assert!(count as usize <= room, "{count} items, room for {room}");
                 words[start..start + 2 * count as usize].to_vec()
             };
-            let AttentionItems { singles, tiles } = layout.attention;
+            let AttentionItems { singles, tiles, .. } = layout.attention;
             (items(layout.single_items, words[2], singles), items(layout.tile_items, words[3], tiles))
         };
         let of = |tokens, sequences| StepShape { tokens, sequences, outputs: sequences };
         let max_positions = plan.context_len.min(256);
         assert!(max_positions >= 20, "the tiny model has room");
-        assert_eq!(encoded(&[(17, 2), (2, 9)], true), (vec![17, 9, 18, 9], vec![0, 17]));
-        assert_eq!(encoded(&[(17, 0)], true), (vec![], vec![0, 17]));
-        assert!(encoded(&[(16, 0)], true).1.is_empty());
-        assert!(encoded(&[(1, 3); 17], true).1.is_empty() && AttentionItems::new(of(32, 32), true).tiles == 0);
-        assert_eq!(AttentionItems::new(of(128, 128), true).tiles, 8, "some of 65 may have 17 rows");
-        assert_eq!(AttentionItems::new(of(2048, 4), true).tiles, 16 + 4);
-        let full = AttentionItems::new(of(1024, 64), true);
+        assert_eq!(encoded(&[(17, 2), (2, 9)], Tiles::Cached), (vec![17, 9, 18, 9], vec![0, 17]));
+        assert_eq!(encoded(&[(17, 0)], Tiles::Cached), (vec![], vec![0, 17]));
+        assert!(encoded(&[(16, 0)], Tiles::Cached).1.is_empty());
+        assert!(encoded(&[(1, 3); 17], Tiles::Cached).1.is_empty() && AttentionItems::new(of(32, 32), Tiles::Cached).tiles == 0);
+        assert_eq!(AttentionItems::new(of(128, 128), Tiles::Cached).tiles, 8, "some of 65 may have 17 rows");
+        assert_eq!(AttentionItems::new(of(2048, 4), Tiles::Cached).tiles, 16 + 4);
+        let full = AttentionItems::new(of(1024, 64), Tiles::Cached);
         assert_eq!((full.singles, full.tiles), (1024, 8 + 60));
-        assert_eq!(encoded(&[(17, 0), (17, 0), (17, 0), (13, 0)], true).1, vec![0, 17, 17, 17, 34, 17]);
-        assert_eq!(encoded(&[(17, 0)], false).0.len(), 34);
+        assert_eq!(encoded(&[(17, 0), (17, 0), (17, 0), (13, 0)], Tiles::Cached).1, vec![0, 17, 17, 17, 34, 17]);
+        assert_eq!(encoded(&[(17, 0)], Tiles::None).0.len(), 34);
+    }
+
+    #[test]
+    fn sequences_that_are_expanded_come_first_and_must_find_room() {
+        let (plan, _) = testing::tiny_model("llama", 1, tensor::WeightFormat::F32);
+        let kv = KvLayout { format: KvFormat::F16, block_len: 4, num_blocks: 16 };
+        let tiles = |blocks| Tiles::Expanded { rows_min: 6, blocks };
+        let of = |lens: &[(usize, usize)], blocks| {
+            let mut input = StepInput::default();
+            for (index, &(len, position)) in lens.iter().enumerate() {
+                let first = 8 * index as u32;
+                input.push_sequence(&vec![1; len], position, &[first, first + 1, first + 2, first + 3]);
+            }
+            let layout = StepLayout::new(input.shape().bucket(), &plan, &kv, tiles(blocks));
+            let mut words = vec![];
+            layout.encode(&input, &mut words).unwrap();
+            (layout, words, layout.has_room(&input))
+        };
+        // Five rows are for themselves, seven behind two others are not: three blocks of theirs are the first entries.
+        let (layout, words, has_room) = of(&[(5, 0), (7, 2)], 3);
+        assert_eq!(words[2..6], [5, 1, 12, 3]);
+        assert_eq!(words[layout.tile_items..][..2], [5, 7]);
+        assert_eq!(words[layout.blocks..], [8, 9, 10, 0, 1]);
+        assert_eq!((words[layout.table_starts], words[layout.table_starts + 5]), (3, 0));
+        assert!(has_room && !of(&[(5, 0), (7, 2)], 2).2);
+        // The rows of one sequence alone are tiles, however many there are of them; no other op has live rows.
+        let (layout, words, _) = of(&[(7, 3)], 3);
+        assert_eq!((layout.attention.singles, &words[2..6]), (0, &[0, 1, 0, 3][..]));
+        // Also where sizes are rounded up to what makes tiles.
+        let (layout, words, has_room) = of(&[(5, 0)], 0);
+        assert_eq!((layout.attention.singles, &words[2..6], has_room), (0, &[0, 1, 0, 2][..], false));
+        let shape = StepShape { tokens: 4, sequences: 1, outputs: 1 };
+        assert_eq!(AttentionItems::new(shape, tiles(3)), AttentionItems { singles: 4, ..AttentionItems::default() });
     }
 }

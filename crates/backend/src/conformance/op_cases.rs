@@ -130,6 +130,8 @@ const TALL: [usize; 4] = [1, 2, 30, 200];
 const CACHED: [usize; 4] = [1, 2, 33, 70];
 /// A sequence over two tiles of a latent cache.
 const TWO_TILES: [usize; 4] = [1, 2, 3, 66];
+/// Prompts of a latent cache in tiles, also beside rows that are not.
+const MANY_LATENT: [usize; 4] = [1, 5, 140, 220];
 /// A sequence over more positions than a kernel takes at once.
 const LONG: [usize; 4] = [1, 2, 20, 330];
 
@@ -360,8 +362,18 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
     push(
         format!("latent attention of 3 heads of {nope} over rows of {LATENT} and {TURNED}, with their matrices"),
         TWO_TILES,
-        Arc::new(move |g, w| published_latent_case(g, w, nope)),
+        Arc::new(move |g, w| published_latent_case(g, w, [3, nope, 5])),
     );
+    // Those of DeepSeek's models and of GLM-4.7-Flash, and rows that may attend to keys and values of every head.
+    for [heads, nope, values] in [[3usize, 128, 128], [2, 192, 256]] {
+        if nope.is_multiple_of(format.block_len()) {
+            push(
+                format!("latent attention of {heads} heads of {nope} and {values}, many rows of them"),
+                MANY_LATENT,
+                Arc::new(move |g, w| published_latent_case(g, w, [heads, nope, values])),
+            );
+        }
+    }
     cases
 }
 
@@ -371,27 +383,30 @@ const TURNED: usize = 64;
 
 /// Latent attention in the widths of published models, from the results of projections to what the output projection
 /// reads. The columns that positions turn are pairs that lie beside each other, as in the models' checkpoints.
-fn published_latent_case(g: &mut Graph, w: &Weights<'_>, nope: usize) -> Result<Value, BuildError> {
-    const HEADS: usize = 3;
-    const VALUES: usize = 5;
+/// `heads` of them have `nope` features that no position turns, and `of_value` of values.
+fn published_latent_case(
+    g: &mut Graph,
+    w: &Weights<'_>,
+    [heads, nope, of_value]: [usize; 3],
+) -> Result<Value, BuildError> {
     let (wide, row) = (nope + TURNED, LATENT + TURNED);
-    let q = input(g, w, "q", HEADS * VALUES, HEADS * wide)?;
-    let kv = input(g, w, "kv", HEADS * VALUES, row)?;
+    let q = input(g, w, "q", heads * of_value, heads * wide)?;
+    let kv = input(g, w, "kv", heads * of_value, row)?;
     let pairs = |first: usize| (0..2).flat_map(move |half| (0..TURNED / 2).map(move |pair| first + 2 * pair + half));
     let mut columns = |x, columns: Vec<usize>| g.gather_columns(x, columns.into_iter().map(|at| at as u32).collect());
-    let q_nope = columns(q, (0..HEADS).flat_map(|head| head * wide..head * wide + nope).collect());
-    let q_rope = columns(q, (0..HEADS).flat_map(|head| pairs(head * wide + nope)).collect());
+    let q_nope = columns(q, (0..heads).flat_map(|head| head * wide..head * wide + nope).collect());
+    let q_rope = columns(q, (0..heads).flat_map(|head| pairs(head * wide + nope)).collect());
     let latent = columns(kv, (0..LATENT).collect());
     let turned = columns(kv, pairs(LATENT).collect());
     let rope = Rope { head_dim: TURNED, dims: TURNED, theta: 1e4, scaling: RopeScaling::None, attention_factor: 1.0 };
     let latent = g.rms_norm(latent, w.norm("kv_a_layernorm", LATENT, EPS)?);
     let (q_rope, turned) = (g.rope(q_rope, &rope), g.rope(turned, &rope));
-    let keys = w.experts(|head| format!("k_b.{head}"), HEADS, [LATENT, nope], false)?;
-    let values = w.experts(|head| format!("v_b.{head}"), HEADS, [VALUES, LATENT], false)?;
+    let keys = w.experts(|head| format!("k_b.{head}"), heads, [LATENT, nope], false)?;
+    let values = w.experts(|head| format!("v_b.{head}"), heads, [of_value, LATENT], false)?;
     let q_latent = g.head_linear(q_nope, keys, LATENT);
     let scale = 1.0 / (wide as f32).sqrt();
-    let o = g.mla_attention([q_latent, q_rope], [latent, turned], LatentHeads { heads: HEADS, scale });
-    let o = g.head_linear(o, values, VALUES);
+    let o = g.mla_attention([q_latent, q_rope], [latent, turned], LatentHeads { heads, scale });
+    let o = g.head_linear(o, values, of_value);
     Ok(g.select_outputs(o))
 }
 

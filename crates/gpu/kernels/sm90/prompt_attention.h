@@ -26,13 +26,24 @@ template <i32 D, i32 P> struct PromptShape {
     Q_TILE = PROMPT_ROWS * 128
   };
 };
-template <i32 D, i32 P> struct PromptAttention {
+// D features of queries and keys, V of values.
+template <i32 D, i32 V, i32 P> struct PromptAttention {
   unsigned long long full_keys[PROMPT_STAGES], full_values[PROMPT_STAGES], empty_keys[PROMPT_STAGES], empty_values[PROMPT_STAGES];
   f32 scale[PROMPT_ROWS], sums[256];  // sums: of each thread, which nobody reads
   unsigned char fill[2048 - 64 - 4 * (PROMPT_ROWS + 256)];
   unsigned char queries[PromptShape<D, P>::TILES * PromptShape<D, P>::Q_TILE];
   unsigned char keys[PROMPT_STAGES][PromptShape<D, P>::STAGE];
-  unsigned char values[PROMPT_STAGES][PromptShape<D, P>::STAGE];
+  unsigned char values[PROMPT_STAGES][PromptShape<V, P>::STAGE];
+};
+
+// Where queries and positions are: rows of q, and the cache. expanded_attention.h has another answer.
+struct PromptRows {
+  template <i32 D> PART f32x4 query(CONST AttentionParams<f16>& p, i32 row, i32 head, i32 vector) const {
+    return vectors4(p.q + (i64(row) * p.q_stride + head * D))[vector];
+  }
+  PART i32 slot(CONST AttentionParams<f16>& p, const TileWork& w, i32 position) const {
+    return attention_slot(p, p.blocks + p.table_starts[w.first_row], w.kv_head, position);
+  }
 };
 
 // Barriers of some threads: of the four SIMD groups of a role, and for the turns of the two roles that multiply.
@@ -50,43 +61,45 @@ FN unsigned long long turned_tile_descriptor(u32 address, u32 next) {
 }
 
 // The heads that a lane copies in a step; -1 where they are behind the last position that the tile sees.
-FN i32 prompt_heads(CONST PromptParams& p, const TileWork& w, const i32* table, i32 begin, i32 lane) {
+template <class S>
+FN i32 prompt_heads(CONST PromptParams& p, const S& from, const TileWork& w, i32 begin, i32 lane) {
   const i32 position = begin + lane * p.chunk;
-  return position <= w.last ? attention_slot(p.of, table, w.kv_head, position) : -1;
+  return position <= w.last ? from.slot(p.of, w, position) : -1;
 }
 
 // One SIMD group: each lane asks for the positions of its chunk.
-template <i32 D, i32 P>
-FN void prompt_copy(CONST PromptParams& p, const TileWork& w, const i32* table, GROUP PromptAttention<D, P>& g, i32 lane) {
+template <i32 D, i32 V, i32 P, class S>
+FN void prompt_copy(CONST PromptParams& p, const S& from, const TileWork& w, GROUP PromptAttention<D, V, P>& g, i32 lane) {
   typedef PromptShape<D, P> Shape;
+  typedef PromptShape<V, P> ValueShape;
   const u32 keys = group_address(g.keys), values = group_address(g.values);
   const u32 full_keys = group_address(g.full_keys), full_values = group_address(g.full_values);
   const u32 empty_keys = group_address(g.empty_keys), empty_values = group_address(g.empty_values);
   const i32 chunks = P / p.chunk, chunk_bytes = p.chunk * 128;
   if (lane == 0) { prefetch_map(p.keys); prefetch_map(p.values); }
-  i32 heads = prompt_heads(p, w, table, w.first, lane);
+  i32 heads = prompt_heads(p, from, w, w.first, lane);
   wait_for_previous();
   ROLL for (i32 step = 0; step < w.steps; step++) {
     const i32 stage = step & 1, at = stage * Shape::STAGE + lane * chunk_bytes, begin = w.first + step * P;
-    const i32 bytes = mini(chunks, (w.last - begin) / p.chunk + 1) * chunk_bytes * Shape::TILES;
+    const i32 values_at = stage * ValueShape::STAGE + lane * chunk_bytes, bytes = mini(chunks, (w.last - begin) / p.chunk + 1) * chunk_bytes;
     const bool copies = lane < chunks && heads >= 0;
     if (step >= PROMPT_STAGES) barrier_wait(empty_keys + stage * 8, (step / PROMPT_STAGES - 1) & 1);
-    if (lane == 0) barrier_expect(full_keys + stage * 8, bytes);
+    if (lane == 0) barrier_expect(full_keys + stage * 8, bytes * Shape::TILES);
     simd_barrier();
     UNROLL for (i32 tile = 0; tile < Shape::TILES; tile++)
       if (copies) copy_tile_2d(keys + at + tile * Shape::TILE, p.keys, full_keys + stage * 8, tile * 64, heads);
     if (step >= PROMPT_STAGES) barrier_wait(empty_values + stage * 8, (step / PROMPT_STAGES - 1) & 1);
-    if (lane == 0) barrier_expect(full_values + stage * 8, bytes);
+    if (lane == 0) barrier_expect(full_values + stage * 8, bytes * ValueShape::TILES);
     simd_barrier();
-    UNROLL for (i32 tile = 0; tile < Shape::TILES; tile++)
-      if (copies) copy_tile_2d(values + at + tile * Shape::TILE, p.values, full_values + stage * 8, tile * 64, heads);
-    heads = prompt_heads(p, w, table, begin + P, lane);
+    UNROLL for (i32 tile = 0; tile < ValueShape::TILES; tile++)
+      if (copies) copy_tile_2d(values + values_at + tile * ValueShape::TILE, p.values, full_values + stage * 8, tile * 64, heads);
+    heads = prompt_heads(p, from, w, begin + P, lane);
   }
 }
 
 // 16 rows of a SIMD group, scaled and rounded; lanes take four features of a row.
-template <i32 D, i32 P>
-FN void prompt_queries(CONST AttentionParams<f16>& p, const TileWork& w, GROUP PromptAttention<D, P>& g, i32 first, i32 lane) {
+template <i32 D, i32 V, i32 P, class S>
+FN void prompt_queries(CONST AttentionParams<f16>& p, const S& from, const TileWork& w, GROUP PromptAttention<D, V, P>& g, i32 first, i32 lane) {
   enum { VECTORS = D / 4, EACH = (VECTORS + SIMD - 1) / SIMD, AT_ONCE = 4 };
   const u32 queries = group_address(g.queries);
   ROLL for (i32 base = first; base < first + 16; base += AT_ONCE) {
@@ -95,8 +108,7 @@ FN void prompt_queries(CONST AttentionParams<f16>& p, const TileWork& w, GROUP P
       UNROLL for (i32 e = 0; e < EACH; e++) {
         const i32 vector = e * SIMD + lane;
         q[j][e] = make_float4(0.f, 0.f, 0.f, 0.f);
-        const i64 from = i64(w.first_row + mini(base + j, w.rows - 1)) * p.q_stride + w.head * D;
-        if (vector < VECTORS) q[j][e] = vectors4(p.q + from)[vector];
+        if (vector < VECTORS) q[j][e] = from.template query<D>(p, w.first_row + mini(base + j, w.rows - 1), w.head, vector);
       }
     UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
       f32 most = 0.f;
@@ -117,7 +129,7 @@ FN void prompt_queries(CONST AttentionParams<f16>& p, const TileWork& w, GROUP P
 }
 
 // What a thread has of 64 rows: of 16 · (SIMD group) + lane / 4 + 8 i.
-template <i32 D> struct PromptState { f32 acc[D / 2]; f32 top[2], sum[2], scale[2]; };
+template <i32 V> struct PromptState { f32 acc[V / 2]; f32 top[2], sum[2], scale[2]; };
 
 template <i32 D, i32 P>
 FN void prompt_scores(f32 (&score)[P / 2], u32 queries, u32 keys) {
@@ -131,11 +143,11 @@ FN void prompt_scores(f32 (&score)[P / 2], u32 queries, u32 keys) {
   matrix_commit();
 }
 
-template <i32 D, i32 P>
-FN void prompt_values(f32 (&acc)[D / 2], const u32 (&weights)[P / 16][4], u32 values) {
-  const unsigned long long from = turned_tile_descriptor(values, PromptShape<D, P>::TILE);
+template <i32 V, i32 P>
+FN void prompt_values(f32 (&acc)[V / 2], const u32 (&weights)[P / 16][4], u32 values) {
+  const unsigned long long from = turned_tile_descriptor(values, PromptShape<V, P>::TILE);
   matrix_begin();
-  UNROLL for (i32 k = 0; k < P / 16; k++) MatrixOp<D>::f16_turned(acc, weights[k], from + k * (16 * 128 / 16));
+  UNROLL for (i32 k = 0; k < P / 16; k++) MatrixOp<V>::f16_turned(acc, weights[k], from + k * (16 * 128 / 16));
   matrix_commit();
 }
 
@@ -145,8 +157,8 @@ template <i32 P> FN bool prompt_is_masked(CONST AttentionParams<f16>& p, i32 low
 }
 
 // Scores of P positions from `begin` on become weights, and `keep` what sums so far are multiplied by.
-template <i32 D, i32 P, bool MASKED>
-FN void prompt_weights(f32 (&score)[P / 2], f32 (&keep)[2], PromptState<D>& s, CONST AttentionParams<f16>& p, i32 low, i32 begin, i32 simd, i32 lane) {
+template <i32 V, i32 P, bool MASKED>
+FN void prompt_weights(f32 (&score)[P / 2], f32 (&keep)[2], PromptState<V>& s, CONST AttentionParams<f16>& p, i32 low, i32 begin, i32 simd, i32 lane) {
   UNROLL for (i32 i = 0; i < 2; i++) {
     if (MASKED) {
       const i32 position = low + simd * 16 + lane / 4 + i * 8;
@@ -186,36 +198,36 @@ struct PromptPlaces { u32 queries, keys, values, full_keys, full_values, empty_k
 
 // Scores of a step, and the values of the step before. Without a branch between request and wait, for at one the compiler waits
 // for all products.
-template <i32 D, i32 P, bool MASKED>
-FN void prompt_step(f32 (&score)[P / 2], u32 (&weights)[P / 16][4], PromptState<D>& s, CONST AttentionParams<f16>& p, const PromptPlaces& at, i32 step, i32 begin) {
-  enum { STAGE = PromptShape<D, P>::STAGE };
+template <i32 D, i32 V, i32 P, bool MASKED>
+FN void prompt_step(f32 (&score)[P / 2], u32 (&weights)[P / 16][4], PromptState<V>& s, CONST AttentionParams<f16>& p, const PromptPlaces& at, i32 step, i32 begin) {
+  enum { STAGE = PromptShape<D, P>::STAGE, VALUE_STAGE = PromptShape<V, P>::STAGE };
   const i32 stage = step & 1, before = stage ^ 1;
   f32 keep[2];
   barrier_wait(at.full_keys + stage * 8, step / PROMPT_STAGES & 1);
   prompt_wait_for_turn(at.role);
   prompt_scores<D, P>(score, at.queries, at.keys + stage * STAGE);
   barrier_wait(at.full_values + before * 8, (step - 1) / PROMPT_STAGES & 1);
-  prompt_values<D, P>(s.acc, weights, at.values + before * STAGE);
+  prompt_values<V, P>(s.acc, weights, at.values + before * VALUE_STAGE);
   prompt_give_turn(at.role ^ 1);
   matrix_wait<1>();
   sums_are_there(score);
   if (at.lane == 0) barrier_arrive(at.empty_keys + stage * 8);
-  prompt_weights<D, P, MASKED>(score, keep, s, p, at.low, begin, at.simd, at.lane);
+  prompt_weights<V, P, MASKED>(score, keep, s, p, at.low, begin, at.simd, at.lane);
   // The compiler waits before it computes weights, unless something that it may not move stands between.
   store_group(at.sums, s.sum[0] + s.sum[1]);
   matrix_wait<0>();
   sums_are_there(s.acc);
   if (at.lane == 0) barrier_arrive(at.empty_values + before * 8);
-  UNROLL for (i32 j = 0; j < D / 8; j++)
+  UNROLL for (i32 j = 0; j < V / 8; j++)
     UNROLL for (i32 i = 0; i < 4; i++) s.acc[j * 4 + i] *= keep[i / 2];
   prompt_halves<P>(weights, score);
 }
 
 // Values of positions behind the last may be anything, and no number times a weight of zero is none: they become zeros. Each
 // role has half of a stage.
-template <i32 D, i32 P>
+template <i32 V, i32 P>
 FN void prompt_clear(u32 values, i32 from, i32 role, i32 thread) {
-  typedef PromptShape<D, P> Shape;
+  typedef PromptShape<V, P> Shape;
   ROLL for (i32 item = role * (P / 2 * 8) + thread; item < (role + 1) * (P / 2 * 8); item += 128) {
     const u32 at = values + item * 16;
     if (item / 8 >= from) {
@@ -225,20 +237,20 @@ FN void prompt_clear(u32 values, i32 from, i32 role, i32 thread) {
   }
 }
 
-template <i32 D, i32 P>
-FN void prompt_multiply(CONST AttentionParams<f16>& p, const TileWork& w, GROUP PromptAttention<D, P>& g, i32 role, i32 simd, i32 lane) {
-  typedef PromptShape<D, P> Shape;
+template <i32 D, i32 V, i32 P, class S>
+FN void prompt_multiply(CONST AttentionParams<f16>& p, const S& from, const TileWork& w, GROUP PromptAttention<D, V, P>& g, i32 role, i32 simd, i32 lane) {
+  enum { VALUE_STAGE = PromptShape<V, P>::STAGE };
   const PromptPlaces at = {
       group_address(g.queries) + role * (64 * 128), group_address(g.keys), group_address(g.values),
       group_address(g.full_keys), group_address(g.full_values), group_address(g.empty_keys), group_address(g.empty_values),
       group_address(g.sums) + (role * 128 + simd * SIMD + lane) * 4, role, w.position + role * 64, simd, lane};
   const i32 row = role * 64 + simd * 16 + lane / 4;
   wait_for_previous();
-  prompt_queries<D, P>(p, w, g, role * 64 + simd * 16, lane);
+  prompt_queries<D, V, P>(p, from, w, g, role * 64 + simd * 16, lane);
   writes_are_operands();
   four_simds_barrier(PROMPT_ROLE_BARRIER + role);
-  PromptState<D> s;
-  UNROLL for (i32 i = 0; i < D / 2; i++) s.acc[i] = 0.f;
+  PromptState<V> s;
+  UNROLL for (i32 i = 0; i < V / 2; i++) s.acc[i] = 0.f;
   UNROLL for (i32 i = 0; i < 2; i++) { s.top[i] = ATTENTION_NONE; s.sum[i] = 0.f; s.scale[i] = g.scale[row + i * 8]; }
   f32 score[P / 2], keep[2];
   u32 weights[P / 16][4];
@@ -249,22 +261,22 @@ FN void prompt_multiply(CONST AttentionParams<f16>& p, const TileWork& w, GROUP 
   matrix_wait<0>();
   sums_are_there(score);
   if (lane == 0) barrier_arrive(at.empty_keys);
-  prompt_weights<D, P, true>(score, keep, s, p, at.low, w.first, simd, lane);
+  prompt_weights<V, P, true>(score, keep, s, p, at.low, w.first, simd, lane);
   prompt_halves<P>(weights, score);
   ROLL for (i32 step = 1; step < w.steps; step++) {
     const i32 begin = w.first + step * P;
-    if (prompt_is_masked<P>(p, at.low, begin)) prompt_step<D, P, true>(score, weights, s, p, at, step, begin);
-    else prompt_step<D, P, false>(score, weights, s, p, at, step, begin);
+    if (prompt_is_masked<P>(p, at.low, begin)) prompt_step<D, V, P, true>(score, weights, s, p, at, step, begin);
+    else prompt_step<D, V, P, false>(score, weights, s, p, at, step, begin);
   }
   const i32 last = w.steps - 1;
   barrier_wait(at.full_values + (last & 1) * 8, last / PROMPT_STAGES & 1);
   const i32 seen = w.last + 1 - (w.first + last * P);  // positions of the last step
   if (seen < P) {
-    prompt_clear<D, P>(at.values + (last & 1) * Shape::STAGE, seen, role, simd * SIMD + lane);
+    prompt_clear<V, P>(at.values + (last & 1) * VALUE_STAGE, seen, role, simd * SIMD + lane);
     writes_are_operands();
     prompt_both_roles();
   }
-  prompt_values<D, P>(s.acc, weights, at.values + (last & 1) * Shape::STAGE);
+  prompt_values<V, P>(s.acc, weights, at.values + (last & 1) * VALUE_STAGE);
   matrix_wait<0>();
   sums_are_there(s.acc);
   // The turn that nobody takes.
@@ -274,16 +286,16 @@ FN void prompt_multiply(CONST AttentionParams<f16>& p, const TileWork& w, GROUP 
     sum += shuffle_xor(sum, 1);
     sum += shuffle_xor(sum, 2);
     const f32 scale = 1.f / attention_divisor(p, w.head, sum, s.top[i] - WEIGHT_SHIFT);
-    f32* const out = p.out + (i64(w.first_row + row + i * 8) * p.out_stride + w.head * D + lane % 4 * 2);
+    f32* const out = p.out + (i64(w.first_row + row + i * 8) * p.out_stride + w.head * V + lane % 4 * 2);
     if (row + i * 8 < w.rows) {
-      UNROLL for (i32 j = 0; j < D / 8; j++)
+      UNROLL for (i32 j = 0; j < V / 8; j++)
         *reinterpret_cast<f32x2*>(out + j * 8) = make_float2(s.acc[j * 4 + i * 2] * scale, s.acc[j * 4 + i * 2 + 1] * scale);
     }
   }
 }
 
-template <i32 D, i32 P>
-FN void prompt_attention(CONST PromptParams& p, GROUP PromptAttention<D, P>& g, Lane t) {
+template <i32 D, i32 V, i32 P, class S>
+FN void prompt_attention(CONST PromptParams& p, const S& from, GROUP PromptAttention<D, V, P>& g, Lane t) {
   let_next_start();
   if (t.gy >= p.of.num_items[0]) {
     // A kernel may not end before the one ahead has.
@@ -305,10 +317,10 @@ FN void prompt_attention(CONST PromptParams& p, GROUP PromptAttention<D, P>& g, 
   group_barrier();
   if (t.simd < 4) {
     give_registers<40>();
-    if (t.simd == 0) prompt_copy<D, P>(p, w, p.of.blocks + p.of.table_starts[w.first_row], g, t.lane);
+    if (t.simd == 0) prompt_copy<D, V, P>(p, from, w, g, t.lane);
   } else {
     take_registers<232>();
-    prompt_multiply<D, P>(p.of, w, g, t.simd / 4 - 1, t.simd & 3, t.lane);
+    prompt_multiply<D, V, P>(p.of, from, w, g, t.simd / 4 - 1, t.simd & 3, t.lane);
   }
 }
 
@@ -317,7 +329,7 @@ FN void prompt_attention(CONST PromptParams& p, GROUP PromptAttention<D, P>& g, 
       prompt_attention_d##D(const __grid_constant__ PromptParams p) {                                                       \
     extern __shared__ __align__(1024) unsigned char group_memory[];                                                         \
     const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, simd_of_thread(), (i32)threadIdx.x & 31, 12};        \
-    prompt_attention<D, P>(p, *reinterpret_cast<PromptAttention<D, P>*>(group_memory), t);                                  \
+    prompt_attention<D, D, P>(p, PromptRows(), *reinterpret_cast<PromptAttention<D, D, P>*>(group_memory), t);                                        \
   }
 PROMPT_ATTENTION(64, 128)
 PROMPT_ATTENTION(80, 128)

@@ -1,6 +1,6 @@
 //! Attention: rows that are alone in their sequence, or few, by one kernel, and many rows of a sequence by another.
 
-use plan::{Attention, CacheLayer, Op, Plan, Rope, StepShape, Value};
+use plan::{Attention, CacheLayer, Op, Plan, Rope, Value};
 
 use crate::kernels::{attention, attention_tiles, mla_attention};
 use crate::launch::{Access, Launch};
@@ -17,19 +17,18 @@ pub(crate) fn has_tiles(loaded: &LoadedPlan<'_>) -> bool {
     })
 }
 
-/// Bytes of the partial results of an attention whose rows are cut.
-pub(crate) fn partials_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> u64 {
-    let singles = || AttentionItems::new(shape, has_tiles(loaded)).singles;
+/// Bytes of the partial results of an attention, so many of whose rows are for themselves.
+pub(crate) fn partials_bytes(loaded: &LoadedPlan<'_>, op: &Op, singles: usize) -> u64 {
     match *op {
-        Op::Attention { ref attention, .. } => attention::partials_bytes(loaded, attention, singles()),
-        Op::MlaAttention { ref attention, .. } => mla_attention::partials_bytes(loaded, attention, singles()),
+        Op::Attention { ref attention, .. } => attention::partials_bytes(loaded, attention, singles),
+        Op::MlaAttention { ref attention, .. } => mla_attention::partials_bytes(loaded, attention, singles),
         _ => 0,
     }
 }
 
 /// The launches of attention.
 pub(crate) fn launches(site: &Site<'_>, q: DeviceRows, of: &Attention, out: DeviceRows) -> Vec<Launch> {
-    let AttentionItems { singles, tiles } = site.layout.step.attention;
+    let AttentionItems { singles, tiles, .. } = site.layout.step.attention;
     let mut launches = vec![];
     if singles > 0 {
         launches.push(attention::launch(site, q, of, out, singles));
@@ -58,7 +57,7 @@ pub(crate) fn rope_attention(site: &Site<'_>, op: &Op, next: &Op) -> Option<Laun
     let Op::Attention { q: turned, ref attention, out } = *next else { return None };
     let plan = site.loaded.plan;
     let [q, k, v, out] = [q, k, v, out].map(|value| site.place(value));
-    let AttentionItems { singles, tiles } = site.layout.step.attention;
+    let AttentionItems { singles, tiles, .. } = site.layout.step.attention;
     // The result may lie where the op ahead still reads, or what this one reads.
     let apart = [q, k, v].iter().all(|rows| rows.region.is_apart(out.region));
     let is_one = site.num_rows(q.rows) == 1 && (singles, tiles) == (1, 0);

@@ -1,13 +1,16 @@
 //! Latent attention: what stands between its projections, the matrices of its heads, and attention itself.
 
-use plan::{Experts, MlaAttention, Op, Plan, StepShape, Value};
+use plan::{Experts, MlaAttention, Op, Plan, Rows, StepShape, Value};
 
+use crate::kernels::elementwise::{self, SecondOperand};
 use crate::kernels::experts::{Inputs, Routed, RowGroups};
 use crate::kernels::head_linear;
 use crate::kernels::mla_attention::{self, LatentWrite};
+use crate::kernels::sm90::expanded_attention::{self, HeadMatrices};
 use crate::kernels::sm90::gemm_experts;
 use crate::launch::Launch;
-use crate::site::{DeviceRows, LoadedPlan, Site, num_rows};
+use crate::site::{DeviceRows, F32, LoadedPlan, Site, num_rows};
+use crate::step_input::{AttentionItems, StepRegions, Tiles};
 
 /// Rows from which the matrices of heads are multiplied on matrix instructions, where there are any for them.
 const GEMM_ROWS_MIN: usize = 17;
@@ -15,8 +18,12 @@ const GEMM_ROWS_MIN: usize = 17;
 /// The rows of an op whose heads have matrices of their own, as rows that every expert takes.
 fn routed(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> Option<Routed> {
     let Op::HeadLinear { x, ref heads, .. } = *op else { return None };
-    let rows = num_rows(loaded.plan.value(x).rows, shape);
-    let may_be = rows >= GEMM_ROWS_MIN && gemm_experts::may_be(&loaded.target.of(op.name()), rows);
+    routed_rows(loaded, num_rows(loaded.plan.value(x).rows, shape), heads)
+}
+
+/// The same of so many rows.
+fn routed_rows(loaded: &LoadedPlan<'_>, rows: usize, heads: &Experts) -> Option<Routed> {
+    let may_be = rows >= GEMM_ROWS_MIN && gemm_experts::may_be(&loaded.target.of("head_linear"), rows);
     may_be.then_some(Routed { rows, slots: heads.count, experts: heads.count })
 }
 
@@ -33,14 +40,13 @@ pub(crate) fn row_groups_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShap
 }
 
 /// Each head of the rows of `x` by a matrix of its own.
-pub(crate) fn head_launches(site: &Site<'_>, op: &Op, x: Value, heads: &Experts, out: Value) -> Vec<Launch> {
-    let (x, out) = (site.place(x), site.place(out));
-    by_gemm(site, op, x, heads, out).unwrap_or_else(|| vec![head_linear::launch(site, x, heads, out)])
+pub(crate) fn head_launches(site: &Site<'_>, x: DeviceRows, heads: &Experts, out: DeviceRows) -> Vec<Launch> {
+    by_gemm(site, x, heads, out).unwrap_or_else(|| vec![head_linear::launch(site, x, heads, out)])
 }
 
 /// The same on matrix instructions, heads as experts that every row has.
-fn by_gemm(site: &Site<'_>, op: &Op, x: DeviceRows, heads: &Experts, out: DeviceRows) -> Option<Vec<Launch>> {
-    let of = routed(site.loaded, op, site.shape)?;
+fn by_gemm(site: &Site<'_>, x: DeviceRows, heads: &Experts, out: DeviceRows) -> Option<Vec<Launch>> {
+    let of = routed_rows(site.loaded, site.num_rows(x.rows), heads)?;
     let stack = site.loaded.weights.stack(heads);
     let (n, k) = (stack.first.rows, stack.first.row_len);
     let rows_follow = x.stride == of.slots * k && out.stride == of.slots * n;
@@ -86,6 +92,116 @@ pub(crate) fn attention_heads(site: &Site<'_>, op: &Op, next: &Op) -> Option<[La
     }
     let place = |value| site.place(value);
     mla(site, [q_latent, q_rope], attention, out).with_heads(&of_next, place(out), heads, place(of_heads))
+}
+
+/// Ops of latent attention that follow each other: the matrices of keys, attention, where few rows of a step are wanted the
+/// choice of these, and the matrices of values. Nobody else reads what is between them.
+pub(crate) struct LatentOps<'a> {
+    /// Their places in [`Plan::ops`].
+    first: usize,
+    len: usize,
+    /// Queries, those before the matrices of keys and those that positions turn.
+    pub(crate) q: [Value; 2],
+    q_latent: Value,
+    attention: &'a MlaAttention,
+    attended: Value,
+    selected: Option<Value>,
+    matrices: HeadMatrices<'a>,
+    out: Value,
+}
+
+impl LatentOps<'_> {
+    /// The place behind them.
+    pub(crate) fn end(&self) -> usize {
+        self.first + self.len
+    }
+}
+
+/// Those that begin at `first`.
+fn latent_ops(plan: &Plan, first: usize) -> Option<LatentOps<'_>> {
+    let Op::HeadLinear { x: q_nope, heads: ref keys, out: q_latent } = *plan.ops.get(first)? else { return None };
+    let Op::MlaAttention { q_latent: of_keys, q_rope, ref attention, out: attended } = *plan.ops.get(first + 1)? else {
+        return None;
+    };
+    let selected = match *plan.ops.get(first + 2)? {
+        Op::SelectOutputs { x, out } if x == attended => Some(out),
+        _ => None,
+    };
+    let last = first + 2 + usize::from(selected.is_some());
+    let Op::HeadLinear { x, heads: ref values, out } = *plan.ops.get(last)? else { return None };
+    let between: Vec<_> = [Some(q_latent), Some(attended), selected].into_iter().flatten().collect();
+    let is_read_once = |&value: &Value| plan.ops.iter().filter(|op| op.inputs().contains(&value)).count() == 1;
+    let follow = of_keys == q_latent && x == selected.unwrap_or(attended) && between.iter().all(is_read_once);
+    follow.then_some(LatentOps {
+        first,
+        len: last + 1 - first,
+        q: [q_nope, q_rope],
+        q_latent,
+        attention,
+        attended,
+        selected,
+        matrices: HeadMatrices { keys, values },
+        out,
+    })
+}
+
+/// Those of every layer that has them.
+pub(crate) fn layers(plan: &Plan) -> impl Iterator<Item = LatentOps<'_>> {
+    (0..plan.ops.len()).filter_map(|first| latent_ops(plan, first))
+}
+
+/// How rows of latent attention are taken in steps of up to `shape` if they attend to keys and values of their own, and
+/// bytes that this needs: where every layer has kernels for it, and rows may be many enough.
+pub(crate) fn expanded_tiles(loaded: &LoadedPlan<'_>, shape: StepShape) -> Option<(Tiles, u64)> {
+    let attentions = loaded.plan.ops.iter().filter(|op| matches!(op, Op::MlaAttention { .. })).count();
+    let of_layers: Vec<_> = layers(loaded.plan).collect();
+    if attentions == 0 || of_layers.len() != attentions || loaded.plan.kv_layers.len() != attentions {
+        return None;
+    }
+    let matrices = of_layers.iter().map(|layer| layer.matrices);
+    let (tiles, bytes) = expanded_attention::tiles(loaded, matrices, shape.sequences)?;
+    // Rows of which some are selected have a place of their own.
+    let of_rows = |layer: &LatentOps<'_>| (shape.tokens * loaded.plan.value(layer.out).width) as u64 * F32;
+    let rows = of_layers.iter().filter(|layer| layer.selected.is_some()).map(of_rows).max().unwrap_or(0);
+    (AttentionItems::new(shape, tiles).tiles > 0).then_some((tiles, bytes + rows))
+}
+
+/// The launches of each of the ops of latent attention that begin at `first`, where rows of a sequence that are many attend
+/// to keys and values of their own. The others, if there may be any, go the usual way before, all rows with them: what
+/// comes of those in tiles is lost.
+pub(crate) fn expanded(site: &Site<'_>, first: usize) -> Option<Vec<Vec<Launch>>> {
+    let Tiles::Expanded { .. } = site.layout.step.tiles else { return None };
+    let of = latent_ops(site.loaded.plan, first)?;
+    let [q_nope, q_rope] = of.q.map(|value| site.place(value));
+    let out = site.place(of.out);
+    // Behind the matrices, keys and values.
+    let all_rows = of.selected.map(|_| {
+        let (at, bytes) = site.layout.expanded;
+        let len = (site.num_rows(Rows::Tokens) * out.stride) as u64 * F32;
+        DeviceRows { region: site.arena.part(at + bytes - len, len), rows: Rows::Tokens, ..out }
+    });
+    let to = all_rows.unwrap_or(out);
+    let mut launches = vec![vec![]; of.len];
+    let last = of.len - 1;
+    let singles = site.layout.step.attention.singles;
+    if singles > 0 {
+        // Where no row is for itself, these have no live rows.
+        let step = StepRegions { num_tokens: site.step.num_rows_of_singles, ..site.step };
+        let of_heads = Site { step, target: site.loaded.target.of("head_linear"), ..*site };
+        let [q_latent, attended] = [of.q_latent, of.attended].map(|value| site.place(value));
+        launches[0] = head_launches(&of_heads, q_nope, of.matrices.keys, q_latent);
+        let of_attention = Site { target: site.loaded.target.of("mla_attention"), ..*site };
+        launches[1] =
+            mla_attention::launch(&of_attention, [q_latent, q_rope], of.attention, attended, singles).with_fold();
+        launches[last] = head_launches(&of_heads, attended, of.matrices.values, to);
+    }
+    let tiles = expanded_attention::launches(site, [q_nope, q_rope], of.attention, of.matrices, to);
+    launches[if singles > 0 { last } else { 1 }].extend(tiles);
+    if all_rows.is_some() {
+        let rows = SecondOperand::Indices(site.step.output_rows);
+        launches[last].push(elementwise::launch(site, "select_outputs_f32", to, rows, None, out));
+    }
+    Some(launches)
 }
 
 /// What stands between the projections of latent attention, and the matrices of heads on what no position turns, in one

@@ -14,7 +14,7 @@ use crate::kernels::experts::{self, ExpertsKind};
 use crate::kernels::{Projection, Projections, choose, embed, mla_attention, rms_norm, rope_kv_write, route};
 use crate::launch::{Launch, Region};
 use crate::site::{ArenaLayout, F32, LoadedPlan, ROW_ALIGN, Site};
-use crate::step_input::StepLayout;
+use crate::step_input::{StepLayout, Tiles};
 
 /// The launches of one op; none where those of the op ahead do its work too.
 #[derive(Clone, Debug)]
@@ -24,12 +24,20 @@ pub(crate) struct OpLaunches {
     pub(crate) launches: Vec<Launch>,
 }
 
-/// Lays out the arena for steps of up to `shape`.
-pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout {
+/// Lays out the arena for steps of up to `shape`; where `expand` is set and rows of latent attention may be many, they attend
+/// to keys and values of their own.
+pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, expand: bool) -> ArenaLayout {
     let LoadedPlan { plan, cache, .. } = *loaded;
+    let expanded = Some(shape).filter(|_| expand).and_then(|shape| latent::expanded_tiles(loaded, shape));
+    let (tiles, expanded_bytes) = match expanded {
+        Some(found) => found,
+        None if attention::has_tiles(loaded) => (Tiles::Cached, 0),
+        None => (Tiles::None, 0),
+    };
+    let step = StepLayout::new(shape, plan, &cache.layout, tiles);
     let mut padded = plan.clone();
     padded.values.iter_mut().for_each(|value| value.width = value.width.next_multiple_of(ROW_ALIGN));
-    keep_operands(&mut padded);
+    keep_operands(&mut padded, expanded.is_some());
     let memory = MemoryPlan::new(&padded, shape);
     let most = |bytes: &dyn Fn(&Op) -> u64| plan.ops.iter().map(bytes).max().unwrap_or(0);
     let mut end = (memory.len as u64 * F32).next_multiple_of(256);
@@ -45,32 +53,38 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape) -> ArenaLayout 
     let pairs = plan.ops.windows(2);
     let direct_operand =
         reserve(pairs.map(|pair| projection::direct_operand_bytes(loaded, pair, shape)).max().unwrap_or(0));
-    let partials = reserve(most(&|op| attention::partials_bytes(loaded, op, shape)));
+    let partials = reserve(most(&|op| attention::partials_bytes(loaded, op, step.attention.singles)));
     let row_groups =
         reserve(most(&|op| moe::row_groups_bytes(loaded, op, shape).max(latent::row_groups_bytes(loaded, op, shape))));
+    let expanded = reserve(expanded_bytes);
     let choose_parts = reserve(choose::parts_bytes(plan.vocab_size, shape.outputs));
     ArenaLayout {
-        step: StepLayout::new(shape, plan, &cache.layout, attention::has_tiles(loaded)),
+        step,
         memory,
         scratch,
         direct_operand,
         partials,
         row_groups,
+        expanded,
         choose_parts,
         bytes: end,
         messages: most(&|op| projection::messages_bytes(loaded, op, shape)) + moe::messages_bytes(loaded, shape),
     }
 }
 
-/// Lets what a launch in the place of two ops reads live until the second has ended, for those who place values: behind
-/// that one stand ops that read it once more.
-fn keep_operands(plan: &mut Plan) {
-    let reads = |pair: &[Op]| {
-        [attention::read_to_the_end(plan, &pair[0], &pair[1]), latent::read_to_the_end(&pair[0], &pair[1])].concat()
-    };
-    let kept: Vec<_> = plan.ops.windows(2).map(reads).collect();
+/// Lets what a launch in the place of several ops reads live until the last has ended, for those who place values: behind
+/// that one stand ops that read it once more. Whether latent attention is `expanded`.
+fn keep_operands(plan: &mut Plan, expanded: bool) {
+    let mut kept = vec![vec![]; plan.ops.len()];
+    for (at, pair) in plan.ops.windows(2).enumerate() {
+        kept[at + 1].extend(attention::read_to_the_end(plan, &pair[0], &pair[1]));
+        kept[at + 1].extend(latent::read_to_the_end(&pair[0], &pair[1]));
+    }
+    for layer in latent::layers(plan).filter(|_| expanded) {
+        kept[layer.end() - 1].extend(layer.q);
+    }
     let ops = std::mem::take(&mut plan.ops);
-    for (op, values) in ops.into_iter().zip([vec![]].into_iter().chain(kept)) {
+    for (op, values) in ops.into_iter().zip(kept) {
         plan.ops.push(op);
         // Any op that only reads would do.
         plan.ops.extend(values.into_iter().map(|value| Op::KvWrite { layer: 0, k: value, v: value }));
@@ -97,6 +111,11 @@ pub(crate) fn lower(
         site.target = loaded.target.of(op.name());
         site.reads = site.writes;
         site.writes = next.filter(|_| !keep).and_then(|next| projection::direct_operand(&site, op, next));
+        let expanded = (!keep).then(|| latent::expanded(&site, index)).flatten();
+        if let Some(of_ops) = expanded {
+            ops.extend(of_ops.into_iter().zip(index..).map(|(launches, op)| OpLaunches { op, launches }));
+            continue;
+        }
         let in_one = next.and_then(|next| {
             let rope_attention = || {
                 let site = Site { target: loaded.target.of("attention"), ..site };
@@ -218,7 +237,7 @@ fn launches(site: &Site<'_>, op: &Op) -> Vec<Launch> {
         Op::MoeDown { x, ids, weights, ref down, residual, out } => {
             moe::down(site, op, [x, ids, weights], down, residual, out)
         }
-        Op::HeadLinear { x, ref heads, out } => latent::head_launches(site, op, x, heads, out),
+        Op::HeadLinear { x, ref heads, out } => latent::head_launches(site, place(x), heads, place(out)),
         Op::LatentWrite { layer, latent, rope } => {
             vec![mla_attention::latent_write(site, layer, place(latent), place(rope))]
         }

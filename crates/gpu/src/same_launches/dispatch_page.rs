@@ -144,6 +144,21 @@ const WHY: &[(&str, &str)] = &[
     ("expert_gemm_*_t#", "the same for the down projections, and for the heads of latent attention"),
     ("head_linear_*_m#", "a matrix for each head of latent attention, for few rows"),
     (
+        "head_weights_turned_*",
+        "prompts on Hopper: the heads' matrices of keys in F16 and turned, for a step alone, because a copy would take the \
+      memory all the time",
+    ),
+    ("head_weights_*", "the same of the matrices of values, as they are"),
+    (
+        "expand_latent_d#_v#",
+        "prompts on Hopper: makes keys and values of every head from the latent cache, because rows that are many then \
+      need half as many products",
+    ),
+    (
+        "expanded_attention_d#_v#",
+        "attention of many rows of a sequence to these, on matrix instructions of four SIMD groups",
+    ),
+    (
         "fold_head_linear_*_m#",
         "the same, of what the splits of attention left: they are folded where they are multiplied, which saves a launch",
     ),
@@ -199,7 +214,7 @@ fn rows_in_words(places: &[usize]) -> String {
 
 /// What computes the ops of a step, by op: the kernels, or that the launch ahead computes it too.
 fn kernels_of_step(loaded: &LoadedPlan<'_>, shape: StepShape) -> BTreeMap<&'static str, BTreeSet<String>> {
-    let layout = ops::lay_out(loaded, shape.bucket());
+    let layout = ops::lay_out(loaded, shape.bucket(), true);
     let regions = [(6, layout.bytes), (7, layout.step.bytes()), (8, layout.messages)];
     let regions = regions.map(|(kind, bytes)| nowhere(kind, bytes));
     let mut found: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();

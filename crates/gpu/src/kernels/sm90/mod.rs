@@ -2,6 +2,7 @@
 
 pub(crate) mod activations;
 pub(crate) mod experts_mma;
+pub(crate) mod expanded_attention;
 pub(crate) mod gemm;
 pub(crate) mod gemm_experts;
 pub(crate) mod gemm_narrow;

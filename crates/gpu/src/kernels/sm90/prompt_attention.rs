@@ -13,7 +13,7 @@ use crate::site::{DeviceRows, Site, index};
 use crate::step_input::ATTENTION_TILE_ROWS;
 use crate::target::Target;
 
-const THREADS: u32 = 384;
+pub(crate) const THREADS: u32 = 384;
 
 /// Barriers, scales of rows, and sums of threads.
 const HEADER: usize = 2048;
@@ -36,11 +36,9 @@ pub(crate) fn variant(target: &Target, kv: &KvLayout, head_dim: usize) -> Option
         (KvFormat::F16, 256) => ("prompt_attention_d256", 64),
         _ => return None,
     };
-    // Eight rows of a tile are swizzled together.
-    let copied_positions = (1 << kv.block_len.trailing_zeros()).min(64);
-    let row_bytes = head_dim.div_ceil(TILE_FEATURES) * 2 * TILE_FEATURES;
-    let group_bytes = HEADER + row_bytes * (ATTENTION_TILE_ROWS + 2 * STAGES * positions);
-    let may_be = target.kernel.is_none() && !target.batch_invariant && copied_positions >= 8;
+    let copied_positions = copied_positions(kv.block_len);
+    let group_bytes = group_bytes(head_dim, head_dim, positions);
+    let may_be = target.kernel.is_none() && !target.batch_invariant && copied_positions >= COPIED_POSITIONS_MIN;
     (may_be && group_bytes <= target.group_bytes_max as usize).then_some(AttentionTilesVariant {
         kernel,
         threads: THREADS,
@@ -48,6 +46,20 @@ pub(crate) fn variant(target: &Target, kv: &KvLayout, head_dim: usize) -> Option
         parts: 1,
         copied_positions,
     })
+}
+
+/// Eight rows of a tile are swizzled together.
+pub(crate) const COPIED_POSITIONS_MIN: usize = 8;
+
+/// Positions that a copy of tiles brings: those of a block, or a part of them.
+pub(crate) fn copied_positions(block_len: usize) -> usize {
+    (1 << block_len.trailing_zeros()).min(64)
+}
+
+/// Bytes of group memory for heads of so many features of queries and keys, and of values, with stages of so many positions.
+pub(crate) fn group_bytes(keys: usize, values: usize, positions: usize) -> usize {
+    let [keys, values] = [keys, values].map(|features| features.div_ceil(TILE_FEATURES) * 2 * TILE_FEATURES);
+    HEADER + keys * ATTENTION_TILE_ROWS + (keys + values) * STAGES * positions
 }
 
 /// A launch of it, with the operands that all kernels of attention have.
