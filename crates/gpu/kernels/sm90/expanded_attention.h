@@ -2,8 +2,8 @@
 // after another (see mla_attention.h), with fewer products. Of every position that rows of the step see, and of every head, a key
 // and a value are made; rows then attend to those as in prompt_attention.h.
 //
-// head_weights         the matrices of heads in f16, those of keys turned: 12 µs of a layer of GLM-4.7-Flash, against the memory that
-//                      a copy in f16 would take all the time.
+// head_weights         the matrices of heads in f16, those of keys turned. They are made for each step, because a copy would take
+//                      memory all the time.
 // expand_latent        keys = (latent · W_keys, the turned numbers of the position), values = latent · W_values.
 // expanded_attention   attention of tiles of rows to those.
 //

@@ -87,10 +87,12 @@ template <class W, i32 TOKENS> struct GemmShape {
     ROOM_OF_PARTS = (GEMM_MEMORY - GEMM_HEADER - 2 * TOKENS * GEMM_LINE) / STAGE,
     STAGES = ROOM < MOST ? ROOM : MOST,
     STAGES_OF_PARTS = ROOM_OF_PARTS < MOST ? ROOM_OF_PARTS : MOST,
-    SHARED = TOKENS == 256,      // rows of x, by two groups
     SUMS = TOKENS / 2            // f32 of a thread: 64 features by TOKENS over 128 threads
   };
 };
+
+// Whether two groups of a cluster, which have other features, share the rows of x.
+template <class E, i32 TOKENS> struct GemmShared { enum { VALUE = TOKENS == (E::BY_EXPERTS ? 128 : 256) }; };
 
 // Where a tile is.
 struct GemmTile {
@@ -146,41 +148,52 @@ FN void gemm_copy_weight(CONST GemmParams& p, const E& of, const GemmTile& tile,
   of.template copy_weight<GLU>(p.segments[tile.segment], tile, to, barrier, stage * (GEMM_K / W::PACK));
 }
 
-template <i32 TOKENS>
-FN void gemm_copy_x(CONST GemmParams& p, GemmTile tile, i32 stage, u32 to, u32 barrier, u32 rank) {
-  enum { HALF = 128 };
-  if (TOKENS == 256) copy_tile_2d_to_all(to + rank * (HALF * GEMM_K * 2), p.x, barrier, stage * GEMM_K, tile.token + (i32)rank * HALF, 3);
-  else copy_tile_2d(to, p.x, barrier, stage * GEMM_K, tile.token);
-}
+// Copies of x for a stage: of experts those with live rows, of others one. `rows`: of a copy.
+template <class E, i32 TOKENS> struct GemmCopies {
+  enum { SHARED = GemmShared<E, TOKENS>::VALUE, ROWS = E::BY_EXPERTS ? (TOKENS < 32 ? TOKENS : 32) : TOKENS < 128 ? TOKENS : 128, BYTES = ROWS * GEMM_K * 2 };
+  static PART i32 count(const GemmTile& tile) {
+    return E::BY_EXPERTS ? mini((tile.rows - tile.token + ROWS - 1) / ROWS, TOKENS / ROWS) : TOKENS / ROWS;
+  }
+  // Those of this group: where rows are shared it copies every second one, to both.
+  static PART void ask(CONST GemmParams& p, const GemmTile& tile, i32 count, i32 stage, u32 to, u32 barrier, u32 rank) {
+    if (SHARED) {
+      ROLL for (i32 i = (i32)rank; i < count; i += 2) copy_tile_2d_to_all(to + i * BYTES, p.x, barrier, stage * GEMM_K, tile.token + i * ROWS, 3);
+    } else {
+      ROLL for (i32 i = 0; i < count; i++) copy_tile_2d(to + i * BYTES, p.x, barrier, stage * GEMM_K, tile.token + i * ROWS);
+    }
+  }
+};
 
 // One thread: copies stage after stage, as they become empty.
 template <class W, i32 TOKENS, bool GLU, class E>
 FN void gemm_copy(CONST GemmParams& p, const E& of, u32 full, u32 empty, u32 stages, i32 depth, i32 first, i32 step, i32 tiles, i32 token_tiles, u32 rank, u32 size) {
   typedef GemmShape<W, TOKENS> Shape;
+  typedef GemmCopies<E, TOKENS> Copies;
   i32 slot = 0, filled = 0;
   u32 phase = 1;
   ROLL for (i32 index = first; index < tiles; index += step) {
-    const GemmTile tile = of.template tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+    const GemmTile tile = of.template tile<Copies::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+    const i32 copies = Copies::count(tile), bytes = Shape::W_STAGE + copies * Copies::BYTES;
     i32 stage = tile.begin;
     if (index == first) {
       // Weights are asked for before the kernel ahead, which makes x, has ended.
       filled = mini(depth, tile.end - tile.begin);
       ROLL for (i32 i = 0; i < filled; i++) {
-        barrier_expect(full + i * 8, Shape::STAGE);
+        barrier_expect(full + i * 8, bytes);
         gemm_copy_weight<W, GLU>(p, of, tile, stage + i, stages + i * Shape::STAGE, full + i * 8);
       }
       wait_for_previous();
       ROLL for (i32 i = 0; i < filled; i++)
-        gemm_copy_x<TOKENS>(p, tile, stage + i, stages + i * Shape::STAGE + Shape::W_STAGE, full + i * 8, rank);
+        Copies::ask(p, tile, copies, stage + i, stages + i * Shape::STAGE + Shape::W_STAGE, full + i * 8, rank);
       stage += filled;
       slot = filled;
       if (slot == depth) { slot = 0; phase ^= 1; }
     }
     ROLL for (; stage < tile.end; stage++) {
       barrier_wait(empty + slot * 8, phase);
-      barrier_expect(full + slot * 8, Shape::STAGE);
+      barrier_expect(full + slot * 8, bytes);
       gemm_copy_weight<W, GLU>(p, of, tile, stage, stages + slot * Shape::STAGE, full + slot * 8);
-      gemm_copy_x<TOKENS>(p, tile, stage, stages + slot * Shape::STAGE + Shape::W_STAGE, full + slot * 8, rank);
+      Copies::ask(p, tile, copies, stage, stages + slot * Shape::STAGE + Shape::W_STAGE, full + slot * 8, rank);
       if (++slot == depth) { slot = 0; phase ^= 1; }
     }
   }
@@ -199,25 +212,49 @@ template <bool SHARED> FN void gemm_release(GemmRing& ring, i32 slot, i32 lane) 
   else if (lane == 0) barrier_arrive(ring.empty + slot * 8);
 }
 
-// F16, BF16: sum += W · xᵀ over the tile's stages, both from group memory.
-template <class W, i32 TOKENS, i32 R>
+// What matrix instruction i of a stage multiplies: weights from group memory, or fragments of them.
+template <class W, i32 N>
+FN void gemm_product(f32 (&sum)[N / 2], unsigned long long w, unsigned long long x, i32 i) { W::template multiply<N>(sum, w + 2 * i, x + 2 * i); }
+template <class W, i32 N>
+FN void gemm_product(f32 (&sum)[N / 2], const u32 (&w)[GEMM_K / 16][4], unsigned long long x, i32 i) { MatrixOp<N>::f16(sum, w[i], x + 2 * i); }
+
+// sum += W · xᵀ of a stage and of the first N tokens, which have the first sums.
+template <class W, i32 N, i32 R, class A>
+FN void gemm_products_of(f32 (&sum)[R], const A& w, unsigned long long x) {
+  matrix_begin();
+  UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) gemm_product<W, N>(reinterpret_cast<f32 (&)[N / 2]>(sum), w, x, i);
+  matrix_commit();
+}
+// Of an expert's last tile often few rows are live, and the rest is not multiplied: CUT. Beginning and end stand in each branch,
+// because the compiler runs matrix instructions one by one where a branch is between them, or a loop of their own for each N.
+template <class W, i32 TOKENS, bool CUT, i32 R, class A>
+FN void gemm_products(f32 (&sum)[R], const A& w, unsigned long long x, i32 live) {
+  enum { ONE = CUT ? 32 : TOKENS, TWO = CUT ? 64 : TOKENS, THREE = CUT && TOKENS > 96 ? 96 : TOKENS };
+  if (CUT && live <= ONE) gemm_products_of<W, ONE>(sum, w, x);
+  else if (CUT && live <= TWO) gemm_products_of<W, TWO>(sum, w, x);
+  else if (CUT && live <= THREE) gemm_products_of<W, THREE>(sum, w, x);
+  else gemm_products_of<W, TOKENS>(sum, w, x);
+}
+
+// F16, BF16: over the tile's stages, both from group memory.
+template <class W, i32 TOKENS, class E, i32 R>
 FN void gemm_multiply(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 lane) {
   typedef GemmShape<W, TOKENS> Shape;
+  enum { SHARED = GemmShared<E, TOKENS>::VALUE, CUT = E::BY_EXPERTS && TOKENS >= 64 };
+  const i32 live = CUT ? tile.rows - tile.token : i32(TOKENS);
   i32 before = -1;
   ROLL for (i32 stage = tile.begin; stage < tile.end; stage++) {
     barrier_wait(ring.full + ring.slot * 8, ring.phase);
     const u32 at = ring.stages + ring.slot * Shape::STAGE;
     const unsigned long long w = tile_descriptor(at + half * (Shape::W_STAGE / 2)), x = tile_descriptor(at + Shape::W_STAGE);
-    matrix_begin();
-    UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) W::template multiply<TOKENS>(sum, w + 2 * i, x + 2 * i);
-    matrix_commit();
+    gemm_products<W, TOKENS, CUT>(sum, w, x, live);
     matrix_wait<1>();
-    if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
+    if (before >= 0) gemm_release<SHARED>(ring, before, lane);
     before = ring.slot;
     gemm_next(ring);
   }
   matrix_wait<0>();
-  if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
+  if (before >= 0) gemm_release<SHARED>(ring, before, lane);
 }
 
 // What one matrix instruction takes of a thread: four numbers of row g and four of row g + 8, of the 16 of its SIMD group.
@@ -237,6 +274,8 @@ FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, const E& of, Gem
   const f16* scales_a = s.scales + (of.scales_at(tile) + row_a * p.scale_stride);
   const f16* scales_b = (GLU ? s.up_scales : s.scales) + (of.scales_at(tile) + row_b * p.scale_stride);
   const u32 share = W::place(half * 64 + simd * 16 + g, t), share_b = W::place(half * 64 + simd * 16 + g + 8, t);
+  enum { SHARED = GemmShared<E, TOKENS>::VALUE, CUT = E::BY_EXPERTS && TOKENS >= 64 };
+  const i32 live = CUT ? tile.rows - tile.token : i32(TOKENS);
   i32 before = -1;
   enum { AT_ONCE = TOKENS == 256 ? 2 : 4 };  // stages whose fragments have registers of their own
   u32 w[AT_ONCE][4][4];
@@ -260,25 +299,23 @@ FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, const E& of, Gem
         const GemmScale scale_a = W::scale(unit_a, pair, t), scale_b = W::scale(unit_b, pair, t);
         UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) gemm_fragment<W>(w[j][i], a, b, i, scale_a, scale_b);
         const unsigned long long x = tile_descriptor(at + Shape::W_STAGE);
-        matrix_begin();
-        UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) MatrixOp<TOKENS>::f16(sum, w[j][i], x + 2 * i);
-        matrix_commit();
+        gemm_products<W, TOKENS, CUT>(sum, w[j], x, live);
         // The multiplication before this one has ended: its registers and its stage are free.
         matrix_wait<1>();
-        if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
+        if (before >= 0) gemm_release<SHARED>(ring, before, lane);
         before = ring.slot;
         gemm_next(ring);
       }
     }
   }
   matrix_wait<0>();
-  if (before >= 0) gemm_release<Shape::SHARED>(ring, before, lane);
+  if (before >= 0) gemm_release<SHARED>(ring, before, lane);
 }
 
 template <class W, bool IN_REGISTERS> struct GemmSum {
   template <i32 TOKENS, bool GLU, class E, i32 R>
   static PART void run(f32 (&sum)[R], CONST GemmParams& p, const E& of, GemmRing& ring, GemmTile tile, i32 half, i32 simd, i32 lane) {
-    gemm_multiply<W, TOKENS>(sum, p, ring, tile, half, lane);
+    gemm_multiply<W, TOKENS, E>(sum, p, ring, tile, half, lane);
   }
 };
 template <class W> struct GemmSum<W, true> {
@@ -367,9 +404,10 @@ FN void gemm_finish(CONST GemmSegment& s, const E& of, const GemmColumn<GLU>& c,
 // What rows of a tile are multiplied by: a thread of four SIMD groups has that of every 128th, since before the sums.
 template <i32 TOKENS> struct GemmScales { enum { COUNT = (TOKENS + 127) / 128 }; f32 of[COUNT]; };
 
-// A whole tile: pass by pass through two buffers of group memory. Scales travel in the gaps of lines.
+// A whole tile: `passes` of it, one after another, through two buffers of group memory, the first through that of `turn`. Scales
+// travel in the gaps of lines.
 template <i32 TOKENS, bool GLU, class E, i32 R>
-FN void gemm_finish_tile(CONST GemmParams& p, const E& of, const f32 (&sum)[R], const GemmScales<TOKENS>& scales, GemmTile tile, u32 buffers, i32 turn, i32 half, i32 simd, i32 lane) {
+FN void gemm_finish_tile(CONST GemmParams& p, const E& of, const f32 (&sum)[R], const GemmScales<TOKENS>& scales, GemmTile tile, u32 buffers, i32 turn, i32 passes, i32 half, i32 simd, i32 lane) {
   typedef GemmColumn<GLU> Column;
   enum { PASS = GemmShape<GemmF16, TOKENS>::PASS, PASSES = TOKENS / PASS, N = PASS / Column::STEP };
   const i32 rows = tile.rows;
@@ -381,6 +419,7 @@ FN void gemm_finish_tile(CONST GemmParams& p, const E& of, const f32 (&sum)[R], 
   gemm_ask<GLU, N>(residual, p, c, first, rows);
   gemm_ask<GLU, N>(next, p, c, first + PASS, rows);
   UNROLL for (i32 pass = 0; pass < PASSES; pass++) {
+    if (pass >= passes) break;  // all four SIMD groups
     const u32 buffer = mine + ((pass + turn) & 1) * GEMM_BUFFER;
     gemm_stage<GLU, PASS / 8>(buffer, sum, pass * (PASS / 8), simd, lane);
     if (simd == pass % 4) store_group(buffer + lane * GEMM_LINE + GEMM_GAP, scales.of[pass / 4]);
@@ -439,7 +478,8 @@ template <class W, i32 TOKENS, bool GLU, class E>
 FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
   typedef GemmShape<W, TOKENS> Shape;
   const u32 rank = cluster_rank(), size = cluster_size();
-  const bool parts = !Shape::SHARED && size > 1;
+  enum { SHARED = GemmShared<E, TOKENS>::VALUE };
+  const bool parts = !SHARED && size > 1;
   const u32 full = group_address(g.full), empty = group_address(g.empty), summed = group_address(&g.summed), read = group_address(&g.read);
   const u32 buffers = group_address(g.buffers);
   const u32 stages = buffers + (parts ? 2 * TOKENS * GEMM_LINE : 4 * GEMM_BUFFER);
@@ -448,7 +488,7 @@ FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
   if (t.simd == 0 && t.lane == 0) {
     for (i32 i = 0; i < depth; i++) {
       barrier_init(full + i * 8, 1);
-      barrier_init(empty + i * 8, GEMM_MULTIPLIERS * (Shape::SHARED ? 2 : 1));
+      barrier_init(empty + i * 8, GEMM_MULTIPLIERS * (SHARED ? 2 : 1));
     }
     barrier_init(summed, GEMM_MULTIPLIERS * size);
     barrier_init(read, GEMM_MULTIPLIERS * size);
@@ -469,10 +509,10 @@ FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
     const i32 half = t.simd / 4 - 1, simd = t.simd & 3;
     GemmRing ring = {full, empty, stages, depth, 0, 0};
     u32 phase = 0;
-    i32 turn = 0;  // which of two buffers is first: where a tile is one pass, the next takes the other
+    i32 turn = 0;  // which of two buffers is first: after an odd number of passes, the next tile takes the other
     wait_for_previous();
     ROLL for (i32 index = first; index < tiles; index += step) {
-      const GemmTile tile = of.template tile<Shape::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+      const GemmTile tile = of.template tile<SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
       f32 sum[Shape::SUMS];
       UNROLL for (i32 i = 0; i < Shape::SUMS; i++) sum[i] = 0.f;
       GemmScales<TOKENS> scales;
@@ -485,8 +525,9 @@ FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
         gemm_finish_part<TOKENS, GLU>(p, of, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rank, size);
         phase ^= 1;
       } else {
-        turn ^= (TOKENS / Shape::PASS) & 1;
-        gemm_finish_tile<TOKENS, GLU>(p, of, sum, scales, tile, buffers, turn, half, simd, t.lane);
+        const i32 live = E::BY_EXPERTS ? mini(tile.rows - tile.token, TOKENS) : i32(TOKENS), passes = (live + Shape::PASS - 1) / Shape::PASS;
+        gemm_finish_tile<TOKENS, GLU>(p, of, sum, scales, tile, buffers, turn, passes, half, simd, t.lane);
+        turn ^= passes & 1;
       }
     }
   }

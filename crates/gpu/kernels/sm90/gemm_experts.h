@@ -7,7 +7,8 @@
 //           one after another at equal distances; y (pairs, n), f32, in the order of pairs.
 // Tiles     up to TOKENS rows of one expert by 128 features (64 of each, in a GLU). The list of tiles is made on the device, so that
 //           the recorded launches stay as they are, whatever is chosen.
-// Bytes     W of each chosen expert once for TOKENS of its rows, x once for 128 features from the second cache.
+// Copies    rows come 32 at a time, and only as many as are live in a tile; where TOKENS is 128, two groups of a cluster share them.
+// Bytes     W of each chosen expert once for TOKENS of its rows, x once for 128 features from the second cache, or for 256.
 // Accuracy  as gemm.h.
 // Order     a result follows from its row and its expert alone, whatever is beside it.
 struct GroupRowsParams {
@@ -42,7 +43,8 @@ struct GemmExperts {
     tile.expert = (i32)of.x;
     tile.token = (i32)of.y;
     tile.rows = (i32)of.z;
-    tile.row = (index - item * p.tiles) * (GLU ? GEMM_FEATURES / 2 : GEMM_FEATURES);
+    const i32 feature = index - item * p.tiles;
+    tile.row = (SHARED ? feature * 2 + (i32)rank : feature) * (GLU ? GEMM_FEATURES / 2 : GEMM_FEATURES);
     tile.begin = 0;
     tile.end = (p.k + GEMM_K - 1) / GEMM_K;
     return tile;

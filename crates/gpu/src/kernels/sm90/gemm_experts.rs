@@ -18,6 +18,9 @@ use crate::weights::{DeviceExperts, DeviceFormat, row_bytes};
 /// Rows of a tile, and of an expert in the mean up to which they are so few: then less is copied and multiplied for nothing.
 const TILE_ROWS: [(usize, usize); 4] = [(16, 4), (32, 16), (64, 40), (128, usize::MAX)];
 
+/// Rows that come in one copy, at most: of an expert's last tile, those that are live.
+const COPIED_ROWS: usize = 32;
+
 /// Output features of a tile; gate and up share them.
 const FEATURES: usize = 128;
 
@@ -148,7 +151,9 @@ pub(crate) fn launches(
     let scratch = site.arena.part(site.layout.scratch.0, operand_bytes(of, weight.row_len));
     let operand = GemmOperand::new(scratch, of.pairs(), weight.row_len);
     let features = if up.is_some() { FEATURES / 2 } else { FEATURES };
-    let tiles = weight.rows.div_ceil(features);
+    // Two groups of a cluster share rows: of tiles that are high, because these are what is copied most.
+    let cluster = if groups.tile_rows > 64 { 2 } else { 1 };
+    let tiles = weight.rows.div_ceil(features * cluster);
     let mut params = ExpertGemmParams {
         gemm: GemmParams {
             rows: site.live(inputs.x.rows).address,
@@ -193,7 +198,11 @@ pub(crate) fn launches(
     let up_values = up.map(|up| CopiedMatrix::values(&up.first));
     let weights = values.tiles(at, up_values, [copied as u32, gemm::TILE[1]], element.bytes() == 2);
     let weights = experts::over_experts(weights, &stack);
-    let x = operand.tiles(offset_of!(ExpertGemmParams, gemm) + offset_of!(GemmParams, x), element, groups.tile_rows);
+    let x = operand.tiles(
+        offset_of!(ExpertGemmParams, gemm) + offset_of!(GemmParams, x),
+        element,
+        groups.tile_rows.min(COPIED_ROWS),
+    );
     let format = weight.format;
     let kernel = match (up.is_some(), groups.tile_rows) {
         (false, 16) => named!(format, "expert_gemm_", "_t16"),
@@ -205,8 +214,13 @@ pub(crate) fn launches(
         (true, 64) => named!(format, "expert_gemm_glu_", "_t64"),
         (true, _) => named!(format, "expert_gemm_glu_", "_t128"),
     };
-    let count = (tiles * of.tiles_max(groups.tile_rows)).min(site.target.multiprocessors);
-    let launch = Launch { maps: vec![weights, x], ..Launch::new(kernel, [count, 1, 1], &params) }
+    let clusters = (tiles * of.tiles_max(groups.tile_rows)).min(site.target.multiprocessors / cluster);
+    let launch = Launch {
+        maps: vec![weights, x],
+        cluster: cluster as u32,
+        ..Launch::new(kernel, [clusters * cluster, 1, 1], &params)
+    };
+    let launch = launch
         .with_groups_of(gemm::THREADS, gemm::GROUP_BYTES as u32)
         .with(Access::Read, operand.rows)
         .with(Access::Read, operand.scales)
