@@ -328,7 +328,10 @@ mod tests {
         assert_eq!(encoded(&[(17, 2), (2, 9)], Tiles::Cached), (vec![17, 9, 18, 9], vec![0, 17]));
         assert_eq!(encoded(&[(17, 0)], Tiles::Cached), (vec![], vec![0, 17]));
         assert!(encoded(&[(16, 0)], Tiles::Cached).1.is_empty());
-        assert!(encoded(&[(1, 3); 17], Tiles::Cached).1.is_empty() && AttentionItems::new(of(32, 32), Tiles::Cached).tiles == 0);
+        assert!(
+            encoded(&[(1, 3); 17], Tiles::Cached).1.is_empty()
+                && AttentionItems::new(of(32, 32), Tiles::Cached).tiles == 0
+        );
         assert_eq!(AttentionItems::new(of(128, 128), Tiles::Cached).tiles, 8, "some of 65 may have 17 rows");
         assert_eq!(AttentionItems::new(of(2048, 4), Tiles::Cached).tiles, 16 + 4);
         let full = AttentionItems::new(of(1024, 64), Tiles::Cached);

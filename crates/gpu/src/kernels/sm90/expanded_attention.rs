@@ -5,10 +5,10 @@ use std::mem::offset_of;
 
 use plan::{Attention, Experts, KvFormat, MlaAttention};
 
+use crate::kernels::attention;
 use crate::kernels::experts::{stack_params, with_stack};
 use crate::kernels::mla_attention::{DIM_MAX, ROW_MAX};
 use crate::kernels::sm90::prompt_attention;
-use crate::kernels::attention;
 use crate::launch::{Access, Element, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{AttentionParams, ExpandLatentParams, ExpandedParams, HeadWeightsParams, PromptParams};
 use crate::site::{DeviceRows, LoadedPlan, Site, index};
@@ -19,8 +19,9 @@ use crate::weights::{DeviceExperts, DeviceFormat};
 /// Rows of a sequence from which keys and values are made for them.
 const ROWS_MIN: usize = 64;
 
-/// Bytes of keys and values at most: of longer texts, rows attend to the latent cache.
-const BYTES_MAX: u64 = 512 << 20;
+/// Bytes of keys and values at most: of longer texts, rows attend to the latent cache. GLM-4.7-Flash has 104,000 positions in
+/// them.
+const BYTES_MAX: u64 = 2 << 30;
 
 /// Numbers of a row of the cache that positions turn.
 const ROPE: usize = ROW_MAX - DIM_MAX;

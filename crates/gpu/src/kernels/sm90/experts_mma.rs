@@ -70,9 +70,9 @@ pub(crate) fn best(of: Routed, format: DeviceFormat) -> Option<usize> {
     match format {
         DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (2 * pairs <= experts).then_some(8),
         DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::Q4_Z128 => {
-            (pairs <= 16 * experts).then_some(if pairs <= 3 * experts { 8 } else { 16 })
+            (pairs <= 16 * experts).then_some(if pairs <= 4 * experts { 8 } else { 16 })
         }
-        _ => (pairs <= 8 * experts).then_some(if pairs < 2 * experts { 8 } else { 16 }),
+        _ => (pairs <= 8 * experts).then_some(if pairs <= 3 * experts { 8 } else { 16 }),
     }
 }
 
@@ -230,8 +230,8 @@ mod tests {
         let of = |rows| Routed { rows, slots: 8, experts: 128 };
         let best = |format| [2, 8, 16, 31, 32, 64, 128, 256, 512].map(|rows| best(of(rows), format));
         let [low, high] = ROWS.map(Some);
-        assert_eq!(best(DeviceFormat::Q4_0), [low, low, low, low, low, high, high, high, None]);
-        assert_eq!(best(DeviceFormat::MXFP4), [low, low, low, low, high, high, high, None, None]);
+        assert_eq!(best(DeviceFormat::Q4_0), [low, low, low, low, low, low, high, high, None]);
+        assert_eq!(best(DeviceFormat::MXFP4), [low, low, low, low, low, high, high, None, None]);
         assert_eq!(best(DeviceFormat::BF16), [low, low, None, None, None, None, None, None, None]);
     }
 }

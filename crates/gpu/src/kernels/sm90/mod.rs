@@ -1,8 +1,8 @@
 //! Kernels of compute capability 9.0 alone.
 
 pub(crate) mod activations;
-pub(crate) mod experts_mma;
 pub(crate) mod expanded_attention;
+pub(crate) mod experts_mma;
 pub(crate) mod gemm;
 pub(crate) mod gemm_experts;
 pub(crate) mod gemm_narrow;
