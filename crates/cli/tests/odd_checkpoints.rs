@@ -216,6 +216,88 @@ fn a_template_that_does_not_parse_is_of_no_matter_to_raw_text() {
     assert!(!is_ok && report.contains("cannot use the chat template"), "{report}");
 }
 
+/// The server starts with such a template, too: raw text has its answer, and chat is refused by the template's name.
+#[test]
+fn a_server_whose_template_does_not_parse_has_raw_routes() {
+    let (text, _) = Model::new().says();
+    let model = Model::new();
+    fs::write(model.folder.path().join("chat_template.jinja"), "{{ broken").expect("room for a file");
+    let server = http_server::Server::start(&[model.folder.path().to_str().expect("UTF-8")]);
+    let body = json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 24 });
+    let answer = server.post("/v1/completions", &body);
+    let found = answer["choices"][0]["text"].as_str().expect("a text");
+    assert_eq!(found.trim(), text.trim(), "{answer}");
+    let chat = json!({ "messages": [{ "role": "user", "content": "Hello" }] });
+    let (status, answer) = server.send("POST", "/v1/chat/completions", &chat.to_string());
+    assert!((400..500).contains(&status) && answer.contains("template"), "{status}: {answer}");
+}
+
+/// A GGUF model in parts, named by any of them or by their folder, is the model in one file: in `run`, `inspect`, `eval` and
+/// `serve`.
+#[test]
+fn a_model_in_parts_is_the_model_in_one_file_in_every_command() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).to_str().expect("a path in UTF-8").to_owned();
+    let whole = at("whole.gguf");
+    process::succeed(&["quantize", BUILTIN, "-F", "q8_0", "-o", &whole]);
+    let parts = at("parts");
+    fs::create_dir(&parts).expect("a folder");
+    let part = |no: usize| format!("{parts}/m-{no:05}-of-00003.gguf");
+    split(&whole, part);
+
+    let run = |model: &str| process::succeed(&["run", model, "Once upon a time", "--raw", "--temp", "0", "-n", "24"]);
+    let text = run(&whole);
+    assert!(text.split_whitespace().count() > 10, "{text}");
+    for model in [part(1), part(2), part(3), parts.clone()] {
+        assert_eq!(run(&model), text, "{model}");
+    }
+    let weights = |model: &str| {
+        let printed = process::succeed(&["inspect", model, "--output-format", "json"]);
+        let printed: Value = serde_json::from_str(&printed).expect("one JSON object");
+        printed["tensors"].as_array().map(Vec::len).unwrap_or_else(|| panic!("tensors in {printed}"))
+    };
+    assert_eq!(weights(&part(2)), weights(&whole));
+    let story = at("story.txt");
+    fs::write(&story, text.repeat(8)).expect("room for a text");
+    let perplexity = |model: &str| {
+        let printed = process::succeed(&["eval", model, "-f", &story, "--ctx-size", "32", "-o", "json"]);
+        serde_json::from_str::<Value>(&printed).expect("one JSON object")["perplexity"].clone()
+    };
+    assert!(perplexity(&part(3)) == perplexity(&whole) && perplexity(&whole).is_f64());
+    let server = http_server::Server::start(&[&part(2)]);
+    let body = json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 24 });
+    let answer = server.post("/v1/completions", &body);
+    let found = answer["choices"][0]["text"].as_str().expect("a text");
+    assert!(text.contains(found.trim()), "{text} {answer}");
+
+    // Without one of them there is no model, and the message names it.
+    fs::remove_file(part(2)).expect("it is there");
+    for command in [&["run", &part(1), "a"][..], &["eval", &parts, "-f", &story], &["inspect", &part(3)]] {
+        let output = process::output(command);
+        let report = process::text(&output.stderr);
+        assert!(!output.status.success() && report.contains("m-00002-of-00003.gguf"), "{command:?}: {report}");
+    }
+}
+
+/// Writes the tensors of a file to three, of which the first has the metadata.
+fn split(whole: &str, part: impl Fn(usize) -> String) {
+    use formats::gguf::{Gguf, GgufWriter, Value};
+    let whole = Gguf::read(fs::read(whole).expect("it is there").into()).expect("a GGUF file");
+    let third = whole.tensors().len().div_ceil(3);
+    for (no, tensors) in whole.tensors().chunks(third).enumerate() {
+        let mut writer = GgufWriter::new();
+        for (key, value) in whole.metadata().iter().filter(|_| no == 0) {
+            writer.metadata(key, value.clone());
+        }
+        writer.metadata("split.no", Value::U16(no as u16)).metadata("split.count", Value::U16(3));
+        for info in tensors {
+            let bytes = whole.tensor_bytes(info).expect("a tensor of the file");
+            writer.raw_tensor(info.name(), info.ggml_type(), info.dims(), bytes);
+        }
+        fs::write(part(no + 1), writer.to_bytes()).expect("room for a part");
+    }
+}
+
 /// What changes the mathematics and is not computed is refused.
 #[test]
 fn a_field_that_would_change_the_text_is_refused_by_name() {

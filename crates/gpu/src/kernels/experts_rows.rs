@@ -62,9 +62,9 @@ pub(crate) fn may_be(target: &Target, of: Routed) -> bool {
         && can_route(of)
 }
 
-/// Whether streams are faster than matrix instructions of SIMD groups, as measured on an H200: for two rows, and in formats
-/// whose codes are multiplied as they are.
-pub(crate) fn is_faster(of: Routed, format: DeviceFormat) -> bool {
+/// Whether streams are faster than matrix instructions of SIMD groups, as measured on an H200: in formats whose codes are
+/// multiplied as they are, for gated units, and for two rows.
+pub(crate) fn is_faster(of: Routed, format: DeviceFormat, glu: bool) -> bool {
     let as_codes = match format {
         DeviceFormat::Q8_0
         | DeviceFormat::FP8
@@ -79,7 +79,7 @@ pub(crate) fn is_faster(of: Routed, format: DeviceFormat) -> bool {
         | DeviceFormat::MXFP4
         | DeviceFormat::Q6_K => false,
     };
-    of.rows <= 2 && as_codes
+    as_codes && (glu || of.rows <= 2)
 }
 
 /// Whether the kernels take a stack, and the one of up projections: whole blocks, at the same distances, and places that fit
@@ -255,8 +255,9 @@ mod tests {
         let of = |rows, slots, experts| Routed { rows, slots, experts };
         assert!([2, 8, 16].into_iter().all(|rows| may_be(&H200, of(rows, 8, 128))));
         assert!(!may_be(&H200, of(1, 8, 128)) && !may_be(&H200, of(17, 4, 128)) && !may_be(&H200, of(8, 2, 8)));
-        let faster = |rows, format| is_faster(of(rows, 8, 128), format);
-        assert!(faster(2, DeviceFormat::Q4_0) && !faster(3, DeviceFormat::Q4_0) && !faster(2, DeviceFormat::MXFP4));
+        let faster = |rows, format| [true, false].map(|glu| is_faster(of(rows, 8, 128), format, glu));
+        assert_eq!([2, 3, 16].map(|rows| faster(rows, DeviceFormat::Q4_0)), [[true; 2], [true, false], [true, false]]);
+        assert_eq!(faster(2, DeviceFormat::MXFP4), [false; 2]);
         assert!(!may_be(&Target { batch_invariant: true, ..H200 }, of(8, 8, 128)));
         assert!(!may_be(&Target { bulk_copies: false, ..H200 }, of(8, 8, 128)));
     }

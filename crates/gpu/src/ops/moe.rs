@@ -76,7 +76,7 @@ impl ByExperts {
             experts_mma::can_be(target, of, stack, up).then(|| Self::Slabs(experts_mma::variant(format, rows)))
         });
         let gemm = has_gemm.then_some(Self::Gemm);
-        let best = if stream.is_some() && (!has_gemm || experts_rows::is_faster(of, format)) {
+        let best = if stream.is_some() && (!has_gemm || experts_rows::is_faster(of, format, up.is_some())) {
             0
         } else {
             let place = |rows| experts_mma::ROWS.iter().position(|&own| own == rows);
