@@ -15,7 +15,7 @@ use backend::Tuned;
 use plan::{AnyShape, KvFormat, KvLayout, Plan, StepShape, fuse, hidden_states, restrict_outputs, share_slots};
 use serde_json::{Value, json};
 
-use crate::executable::counters_len;
+use crate::executable::{counters_len, footprint};
 use crate::forced::ForcedVariants;
 use crate::glu_bounds::GluBounds;
 use crate::kernels::{choose, rope_kv_write, sample};
@@ -314,6 +314,27 @@ fn lines() -> (String, BTreeMap<String, String>) {
         }
     }
     (lines, texts)
+}
+
+/// What a model takes is asked before its weights are there, and is what programs then take, or a little more.
+#[test]
+fn what_steps_take_is_known_before_the_weights_are_there() {
+    let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 512 };
+    for (target_name, target) in targets() {
+        for (model_name, config) in models() {
+            let plan = models::build_plan(&config, &AnyShape).expect("a configuration");
+            let plan = fuse(share_slots(restrict_outputs(plan), |_| true));
+            let loaded = Loaded::new(target, &plan, &all_in(DeviceFormat::Q8_0), kv);
+            let largest = StepShape { tokens: 2048, sequences: 4, outputs: 4 };
+            let predicted = footprint(target, &plan, &[], kv, largest).activations;
+            for shape in
+                [largest, StepShape { tokens: 4, ..largest }, StepShape { tokens: 1, sequences: 1, outputs: 1 }]
+            {
+                let bytes = ops::lay_out(&loaded.plan(&plan), shape, true).bytes;
+                assert!(bytes <= predicted, "{target_name} {model_name} {shape:?}: {bytes} of {predicted}");
+            }
+        }
+    }
 }
 
 #[test]

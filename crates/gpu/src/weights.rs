@@ -277,6 +277,11 @@ impl DeviceWeights {
         Self { weights, copied: all, matrix_scales: HashMap::new() }
     }
 
+    /// The format of the matrices of a stack, where they are loaded: what a model takes is asked before.
+    pub(crate) fn stack_format(&self, experts: &Experts) -> Option<DeviceFormat> {
+        self.weights.get(experts.first.index()).map(|weight| weight.format)
+    }
+
     /// The matrices of a stack of experts, which are all in one format.
     pub(crate) fn stack(&self, experts: &Experts) -> DeviceExperts {
         let matrices = &self.weights[run(experts.first, experts.count)];

@@ -69,16 +69,17 @@ pub(crate) struct HeadMatrices<'a> {
 
 /// The kernels for these heads, if there are any.
 fn kernels(loaded: &LoadedPlan<'_>, of: HeadMatrices<'_>) -> Option<&'static HeadsKernel> {
-    let [keys, values] = [of.keys, of.values].map(|heads| loaded.weights.stack(heads));
-    let has_biases = keys.biases.bytes + values.biases.bytes > 0;
-    let (keys, values) = (keys.first, values.first);
+    let heads = [of.keys, of.values];
+    let has_biases = heads.iter().any(|heads| heads.bias.is_some());
     // F32 has more than F16 can hold.
-    if has_biases || [keys.format, values.format].contains(&DeviceFormat::F32) {
-        return None;
-    }
+    let is_wide = heads.iter().any(|heads| loaded.weights.stack_format(heads) == Some(DeviceFormat::F32));
+    let [keys, values] = heads.map(|heads| &loaded.plan.weight(heads.first).shape[..]);
+    let &[keys_to, nope] = keys else { return None };
+    let &[value, values_from] = values else { return None };
     // Matrices of keys bring queries into the latent space, those of values results out of it.
-    let latent = [keys.rows, values.row_len] == [DIM_MAX; 2];
-    KERNELS.iter().find(|kernel| latent && [keys.row_len, values.rows] == [kernel.nope, kernel.value])
+    let are_latent = [keys_to, values_from] == [DIM_MAX; 2];
+    let of_widths = |kernel: &&HeadsKernel| [nope, value] == [kernel.nope, kernel.value];
+    KERNELS.iter().find(of_widths).filter(|_| are_latent && !has_biases && !is_wide)
 }
 
 /// Bytes of what a launch works with: of the matrices of heads, of a block's keys, and of its values.
