@@ -245,23 +245,29 @@ fn a_model_in_parts_is_the_model_in_one_file_in_every_command() {
     let part = |no: usize| format!("{parts}/m-{no:05}-of-00003.gguf");
     split(&whole, part);
 
-    let run = |model: &str| process::succeed(&["run", model, "Once upon a time", "--raw", "--temp", "0", "-n", "24"]);
+    // What it says beside is no matter here.
+    let printed = |args: &[&str]| {
+        let output = process::output(args);
+        assert!(output.status.success(), "{args:?}: {}", process::text(&output.stderr));
+        process::text(&output.stdout)
+    };
+    let run = |model: &str| printed(&["run", model, "Once upon a time", "--raw", "--temp", "0", "-n", "24"]);
     let text = run(&whole);
     assert!(text.split_whitespace().count() > 10, "{text}");
     for model in [part(1), part(2), part(3), parts.clone()] {
         assert_eq!(run(&model), text, "{model}");
     }
     let weights = |model: &str| {
-        let printed = process::succeed(&["inspect", model, "--output-format", "json"]);
-        let printed: Value = serde_json::from_str(&printed).expect("one JSON object");
-        printed["tensors"].as_array().map(Vec::len).unwrap_or_else(|| panic!("tensors in {printed}"))
+        let found: Value =
+            serde_json::from_str(&printed(&["inspect", model, "--output-format", "json"])).expect("JSON");
+        found["tensors"].as_array().map(Vec::len).unwrap_or_else(|| panic!("tensors in {found}"))
     };
     assert_eq!(weights(&part(2)), weights(&whole));
     let story = at("story.txt");
     fs::write(&story, text.repeat(8)).expect("room for a text");
     let perplexity = |model: &str| {
-        let printed = process::succeed(&["eval", model, "-f", &story, "--ctx-size", "32", "-o", "json"]);
-        serde_json::from_str::<Value>(&printed).expect("one JSON object")["perplexity"].clone()
+        let found = printed(&["eval", model, "-f", &story, "--ctx-size", "32", "-o", "json"]);
+        serde_json::from_str::<Value>(&found).expect("one JSON object")["perplexity"].clone()
     };
     assert!(perplexity(&part(3)) == perplexity(&whole) && perplexity(&whole).is_f64());
     let server = http_server::Server::start(&[&part(2)]);
