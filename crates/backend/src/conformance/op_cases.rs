@@ -131,7 +131,7 @@ const CACHED: [usize; 4] = [1, 2, 33, 70];
 /// A sequence over two tiles of a latent cache.
 const TWO_TILES: [usize; 4] = [1, 2, 3, 66];
 /// Prompts of a latent cache in tiles, also beside rows that are not.
-const MANY_LATENT: [usize; 4] = [1, 5, 140, 220];
+const MANY_LATENT: [usize; 4] = [1, 3, 5, 140];
 /// A sequence over more positions than a kernel takes at once.
 const LONG: [usize; 4] = [1, 2, 20, 330];
 
@@ -365,7 +365,7 @@ pub(super) fn weighted_op_cases(format: WeightFormat) -> Vec<OpCase> {
         Arc::new(move |g, w| published_latent_case(g, w, [3, nope, 5])),
     );
     // Those of DeepSeek's models and of GLM-4.7-Flash, and rows that may attend to keys and values of every head.
-    for [heads, nope, values] in [[3usize, 128, 128], [2, 192, 256]] {
+    for [heads, nope, values] in [[2usize, 128, 128], [1, 192, 256]] {
         if nope.is_multiple_of(format.block_len()) {
             push(
                 format!("latent attention of {heads} heads of {nope} and {values}, many rows of them"),
