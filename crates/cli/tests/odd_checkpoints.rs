@@ -285,7 +285,7 @@ fn a_model_in_parts_is_the_model_in_one_file_in_every_command() {
     }
 }
 
-/// Writes the tensors of a file to three, of which the first has the metadata.
+/// Splits a file into three parts. The first part has the metadata, and each has a third of the tensors.
 fn split(whole: &str, part: impl Fn(usize) -> String) {
     use formats::gguf::{Gguf, GgufWriter, Value};
     let whole = Gguf::read(fs::read(whole).expect("it is there").into()).expect("a GGUF file");

@@ -335,8 +335,8 @@ impl GpuExecutable {
         Ok(recording)
     }
 
-    /// Checks `input`, makes its program if there is none, and copies blocks. Returns the program's place. Whether
-    /// results of all ops are looked at.
+    /// Checks `input`, makes its program if there is none, and copies blocks. Returns the program's place. If the
+    /// results of all ops are `observed`, the program makes all of them.
     fn begin(
         &mut self,
         kind: ResultKind,

@@ -160,7 +160,7 @@ pub(crate) fn expanded_tiles(loaded: &LoadedPlan<'_>, shape: StepShape) -> Optio
     }
     let matrices = of_layers.iter().map(|layer| layer.matrices);
     let (tiles, bytes) = expanded_attention::tiles(loaded, matrices, shape.sequences)?;
-    // Rows of which some are selected have a place of their own.
+    // Where few rows are selected, the results of all rows need a place of their own first.
     let of_rows = |layer: &LatentOps<'_>| (shape.tokens * loaded.plan.value(layer.out).width) as u64 * F32;
     let rows = of_layers.iter().filter(|layer| layer.selected.is_some()).map(of_rows).max().unwrap_or(0);
     (AttentionItems::new(shape, tiles).tiles > 0).then_some((tiles, bytes + rows))

@@ -9,7 +9,7 @@ use crate::kernels::attention;
 use crate::kernels::experts::{stack_params, with_stack};
 use crate::kernels::mla_attention::{DIM_MAX, ROW_MAX};
 use crate::kernels::sm90::prompt_attention;
-use crate::launch::{Access, Element, GROUP_THREADS, Launch, Region, TileMap};
+use crate::launch::{Access, GROUP_THREADS, Launch, Region};
 use crate::params::{AttentionParams, ExpandLatentParams, ExpandedParams, HeadWeightsParams, PromptParams};
 use crate::site::{DeviceRows, LoadedPlan, Site, index};
 use crate::step_input::Tiles;
@@ -30,8 +30,8 @@ const ROPE: usize = ROW_MAX - DIM_MAX;
 const EXPAND_GROUP_BYTES: u32 = 1024 + (128 * DIM_MAX as u32 * 2) + 3 * (256 * 128);
 const EXPAND_THREADS: u32 = 384;
 
-/// Features and rows of a copied tile of matrices.
-const TILE: u32 = 64;
+/// Rows of a copied tile of matrices.
+const MATRIX_TILE: usize = 64;
 
 /// Kernels for heads of so many features: of keys, those that no position turns, and of values.
 struct HeadsKernel {
@@ -165,8 +165,8 @@ pub(crate) fn launches(
     };
     let expand = Launch {
         maps: vec![
-            rows_map(offset_of!(ExpandLatentParams, latents), cache, ROW_MAX, copied as u32),
-            rows_map(offset_of!(ExpandLatentParams, weights), in_f16, DIM_MAX, TILE),
+            prompt_attention::rows_map(offset_of!(ExpandLatentParams, latents), cache, ROW_MAX, copied),
+            prompt_attention::rows_map(offset_of!(ExpandLatentParams, weights), in_f16, DIM_MAX, MATRIX_TILE),
         ],
         ..Launch::new(kernel.expand, [site.loaded.target.multiprocessors, 1, 1], &params)
     };
@@ -200,8 +200,8 @@ pub(crate) fn launches(
     let group_bytes = prompt_attention::group_bytes(kernel.nope + ROPE, kernel.value, kernel.positions);
     let attend = Launch {
         maps: vec![
-            rows_map(prompt + offset_of!(PromptParams, keys), keys, kernel.nope + ROPE, copied as u32),
-            rows_map(prompt + offset_of!(PromptParams, values), values, kernel.value, copied as u32),
+            prompt_attention::rows_map(prompt + offset_of!(PromptParams, keys), keys, kernel.nope + ROPE, copied),
+            prompt_attention::rows_map(prompt + offset_of!(PromptParams, values), values, kernel.value, copied),
         ],
         ..Launch::new(kernel.attention, [heads, site.layout.step.attention.tiles, 1], &params)
     };
@@ -215,7 +215,7 @@ pub(crate) fn launches(
     vec![of_stack(matrices.keys, true), of_stack(matrices.values, false), expand, attend]
 }
 
-/// The matrices of a stack in F16, features from `first` on of each head; TURNED: where features are numbers of a row.
+/// Writes the matrices of a stack in F16, as features from `first` on of each head. `turned`: features are numbers of a row.
 fn head_weights(stack: &DeviceExperts, to: Region, features: usize, first: usize, turned: bool) -> Launch {
     let of_stack = stack_params(stack);
     let (n, k, format) = (stack.first.rows, stack.first.row_len, stack.first.format);
@@ -238,18 +238,4 @@ fn head_weights(stack: &DeviceExperts, to: Region, features: usize, first: usize
     let items = n * k.div_ceil(format.chunk_len());
     let launch = Launch::new(kernel, [items.div_ceil(GROUP_THREADS as usize), stack.count, 1], &params);
     with_stack(launch.with(Access::Update, to), stack)
-}
-
-/// Rows of `width` numbers in F16, copied 64 numbers of `rows` of them at a time.
-fn rows_map(at: usize, of: Region, width: usize, rows: u32) -> TileMap {
-    let row_bytes = (width * KvFormat::F16.bytes()) as u64;
-    TileMap {
-        at,
-        address: of.address,
-        element: Element::F16,
-        dims: vec![width as u64, of.bytes / row_bytes],
-        strides: vec![row_bytes],
-        tile: vec![TILE, rows],
-        swizzled: true,
-    }
 }

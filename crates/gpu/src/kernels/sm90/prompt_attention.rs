@@ -73,22 +73,25 @@ pub(crate) fn launch(
 ) -> Launch {
     let cache = &site.loaded.cache.layers[attention.layer];
     let head_dim = cache.layer.head_dim;
-    let tiles = |at, plane: Region| {
-        let row_bytes = (head_dim * KvFormat::F16.bytes()) as u64;
-        TileMap {
-            at,
-            address: plane.address,
-            element: Element::F16,
-            dims: vec![head_dim as u64, plane.bytes / row_bytes],
-            strides: vec![row_bytes],
-            tile: vec![TILE_FEATURES as u32, variant.copied_positions as u32],
-            swizzled: true,
-        }
-    };
+    let tiles = |at, plane| rows_map(at, plane, head_dim, variant.copied_positions);
     let maps =
         vec![tiles(offset_of!(PromptParams, keys), cache.keys), tiles(offset_of!(PromptParams, values), cache.values)];
     let params = PromptParams { of, chunk: index(variant.copied_positions), ..PromptParams::default() };
     Launch { maps, ..attention::launch_of(site, variant.kernel, groups, &params, q, attention) }
+}
+
+/// Rows of `width` numbers in F16, of which a copy brings a tile of features of so many `rows`.
+pub(crate) fn rows_map(at: usize, of: Region, width: usize, rows: usize) -> TileMap {
+    let row_bytes = (width * KvFormat::F16.bytes()) as u64;
+    TileMap {
+        at,
+        address: of.address,
+        element: Element::F16,
+        dims: vec![width as u64, of.bytes / row_bytes],
+        strides: vec![row_bytes],
+        tile: vec![TILE_FEATURES as u32, rows as u32],
+        swizzled: true,
+    }
 }
 
 #[cfg(test)]
