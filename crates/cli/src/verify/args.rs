@@ -50,7 +50,7 @@ pub(crate) struct VerifyArgs {
     #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = parse_weight_format, conflicts_with = "model")]
     pub(super) format: Vec<WeightFormat>,
 
-    /// Every op in every format, but a quarter of the shapes
+    /// Every op in every format, but a quarter of the shapes; with --op, and where an op has shapes of its own, only those
     #[arg(long, conflicts_with = "model")]
     pub(super) quick: bool,
 

@@ -1,5 +1,7 @@
 //! The kernels of a device against the reference: the suite that its tests run, on this machine.
 
+use std::collections::{HashMap, HashSet};
+
 use anyhow::{Result, bail};
 use backend::Backend;
 use backend::conformance::{self, Case, Measure, Part};
@@ -39,7 +41,7 @@ impl std::fmt::Display for KernelResult {
 }
 
 /// Ops without those that are in every case to make its input and show its result.
-pub(super) fn shown_ops<'a>(ops: &'a [&'static str]) -> Vec<&'a str> {
+pub(super) fn shown_ops(ops: &[&'static str]) -> Vec<&'static str> {
     let is_frame = |op: &&'static str| matches!(*op, "embed" | "select_outputs");
     let shown: Vec<_> = ops.iter().filter(|op| !is_frame(op)).copied().collect();
     if shown.is_empty() { ops.to_vec() } else { shown }
@@ -58,12 +60,43 @@ pub(super) fn cases(args: &VerifyArgs, variants: &[Named]) -> Result<Vec<Case>> 
         if let Some(unknown) = args.op.iter().find(|op| !known.contains(&op.as_str())) {
             bail!("there is no op `{unknown}` among the cases; there are: {}", known.join(", "));
         }
-        cases.retain(|case| case.part == Part::Ops && shown_ops(&case.ops).iter().any(|op| wants_op(args, op)));
+        cases.retain(|case| case.part == Part::Ops);
+        let counts = counts(&cases);
+        let own: HashSet<_> = cases.iter().map(|case| own_op(case, &counts)).collect();
+        let fewest = |op: &str| {
+            let sizes = cases.iter().map(|case| shown_ops(&case.ops)).filter(|ops| ops.contains(&op));
+            sizes.map(|ops| ops.len()).min()
+        };
+        let fewest: HashMap<&str, _> = args.op.iter().map(|op| (op.as_str(), fewest(op))).collect();
+        let is_of = |case: &Case, op: &str| {
+            let ops = shown_ops(&case.ops);
+            match args.quick {
+                true if own.contains(op) => own_op(case, &counts) == op,
+                true => ops.contains(&op) && Some(ops.len()) == fewest[op],
+                false => ops.contains(&op),
+            }
+        };
+        cases.retain(|case| args.op.iter().any(|op| is_of(case, op)));
     }
     if cases.is_empty() {
         bail!("the flags leave no kernel to check");
     }
     Ok(cases)
+}
+
+/// How many cases have each op.
+fn counts(cases: &[Case]) -> HashMap<&'static str, usize> {
+    let mut counts = HashMap::new();
+    for op in cases.iter().flat_map(|case| shown_ops(&case.ops)) {
+        *counts.entry(op).or_default() += 1;
+    }
+    counts
+}
+
+/// The op that a case is there for: the one that fewest cases have. A case of many ops takes long, and with `--quick` it is
+/// run for this one alone; an op that no case is there for has the cases with fewest others.
+fn own_op(case: &Case, counts: &HashMap<&'static str, usize>) -> &'static str {
+    shown_ops(&case.ops).into_iter().min_by_key(|&op| (counts[op], op)).expect("every case shows an op")
 }
 
 fn wants_op(args: &VerifyArgs, op: &str) -> bool {
