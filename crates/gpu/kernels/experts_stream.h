@@ -208,7 +208,7 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& 
 #ifdef GROUPS_MEET
   if (ROUTE) {
     group_barrier();
-    factor = stream_norm(p, g);
+    factor = stream_norm(p, g.part);
     if (t.simd == 0) {
       const f32 sum = sum_lanes<STREAM_SIMDS>(whole.dot[t.lane % STREAM_SIMDS]);
       const i32 expert = t.gx;
@@ -223,10 +223,10 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& 
   if (!ROUTE) {
     if (t.simd == 0 && t.lane < e.slots) g.expert[t.lane] = id;
     group_barrier();
-    factor = stream_norm(p, g);
+    factor = stream_norm(p, g.part);
     for (i32 i = 0; i < p.stages; i++) stream_ask<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, end, t);
   }
-  stream_stage_all<W, W, XV>(p, g, 0, v, t);
+  stream_stage_all<W, W, XV>(p, g, 0, 0, v, t);
 #ifdef GROUPS_MEET
   if (ROUTE) {
     if (t.simd == 0) router_logits(e, whole, t.lane);
@@ -249,7 +249,7 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup& 
   }
 #endif
   const StreamExperts<STREAM_EXPERT_GLU> more = {e, whole.weight, factor, slots.units, 0};
-  stream_units<W, STREAM_EXPERT_GLU, true, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
+  stream_units<W, STREAM_EXPERT_GLU, true, false, PLANE, 1>(p, g, next, size, slots, unit, end, more, t);
 }
 
 template <class W>
@@ -313,7 +313,7 @@ FN void expert_down_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup&
   if (t.simd == 0 && t.lane < STREAM_SIMDS) whole.weight[t.lane] = weight;
   group_barrier();
   const StreamExperts<STREAM_EXPERT_DOWN> more = {e, whole.weight, 1.f, outputs, first};
-  stream_units<W, STREAM_EXPERT_DOWN, true, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
+  stream_units<W, STREAM_EXPERT_DOWN, true, false, PLANE, 1>(p, g, next, size, slots, unit, end, more, t);
   group_barrier();
   const GroupPtr<f32> parts = group_at<f32>(g, e.parts_at);
   for (i32 i = thread; i < outputs; i += STREAM_THREADS) {

@@ -1,8 +1,8 @@
-// linear_stream: what `linear` computes, of one row, at the speed of memory, where copies to group memory run beside the
+// linear_stream: what `linear` computes, of one row or two, at the speed of memory, where copies to group memory run beside the
 // threads. norm_linear_stream: of a row that is normalised on the way. norm_linear_rope_stream: Q, K and V at once, and
 // what rope_kv_write does with them.
 //
-// Shapes    as in linear.h, one row of x; rotary: the segments are Q, K and V, the cache is f16, head_dim is even.
+// Shapes    as in linear.h, one row of x, or two (_m2); rotary: the segments are Q, K and V, the cache is f16, head_dim is even.
 // Grid      a group a multiprocessor, all of them under way at once; each SIMD group takes its share of the outputs (of the
 //           pairs of gate and up, or of features that turn together), one after another.
 // Copies    each SIMD group has a ring of stages in group memory, each a piece of one row of weights of each plane, or
@@ -15,14 +15,15 @@
 //           to f16 times its largest magnitude, four sums of eight products in f16, everything else in f32.
 // Order     a lane adds the chunks (of blocks: those of 32) c ≡ lane (mod 32) in order, then lanes by halves, then bias,
 //           activation or rotation, residual. A norm's 1 / rms multiplies that sum, not the activations. Not the order of
-//           linear.h where blocks or a norm are concerned: never where results must not depend on the batch.
+//           linear.h where blocks or a norm are concerned: never where results must not depend on the batch. Of two rows each has
+//           the numbers that it has alone.
 struct LinearStreamParams {
   LinearSegment segments[3];  // `groups` counts outputs, or pairs
   Ptr<const f32x4> x;
   Ptr<const f32> residual;
   Ptr<const i32> rows;
   Ptr<const f32x4> gain;      // (k,) where there is a norm
-  Ptr<const i32> select;      // the row is select[0], or 0 where this is absent
+  Ptr<const i32> select;      // row i is select[i], or i where this is absent
   Ptr<const f32x2> angles;    // rotary: as rope_kv_write has them
   Ptr<const i32> positions;
   Ptr<const i32> slots;
@@ -39,6 +40,9 @@ struct LinearStreamParams {
   // Where the last segment is in another format: workers and units of those before, and what the other has of x and a stage.
   i32 first_workers, first_units;
   i32 other_x_at, other_stage_rows;
+  // Of two rows: bytes from one to the other in group memory, and numbers from result to result.
+  i32 x_row, q_stride, residual_stride;
+  i32 padding;
 };
 
 #ifdef HAS_BULK_COPIES
@@ -53,7 +57,10 @@ template <StreamKind KIND> struct StreamHas {
 struct LinearStreamGroup {
   CopyBarrier full[STREAM_SIMDS][STREAM_STAGES];
   f32 part[STREAM_SIMDS];
-  i32 expert[STREAM_SIMDS];  // of each slot
+  union {
+    i32 expert[STREAM_SIMDS];  // of each slot
+    f32 second_part[STREAM_SIMDS];  // of a second row
+  };
 };
 static_assert(sizeof(LinearStreamGroup) <= 1152, "x begins at byte 1152");
 
@@ -495,13 +502,13 @@ FN void stream_ask_ahead(CONST LinearStreamParams& p, StreamCursor next, StreamS
 struct StreamRest { f32 residual, bias, other_bias; f32x2 turn; };
 
 template <StreamKind KIND>
-FN StreamRest stream_rest(CONST LinearStreamParams& p, i32 segment, i32 row, i32 position, bool in) {
+FN StreamRest stream_rest(CONST LinearStreamParams& p, i32 segment, i32 x_row, i32 row, i32 position, bool in) {
   StreamRest rest;
   rest.residual = rest.bias = rest.other_bias = rest.turn.x = rest.turn.y = 0.f;
   CONST LinearSegment& s = p.segments[segment];
   if (in) {
     if (given(s.bias)) rest.bias = s.bias[row];
-    if (KIND == STREAM_PLAIN && given(p.residual)) rest.residual = p.residual[row];
+    if (KIND == STREAM_PLAIN && given(p.residual)) rest.residual = p.residual[x_row * p.residual_stride + row];
     if (KIND == STREAM_GLU && given(s.up_bias)) rest.other_bias = s.up_bias[row];
     if (KIND == STREAM_ROPE) {
       const i32 half = p.head_dim / 2;
@@ -535,24 +542,25 @@ template <i32 N> FN void near_gated(THREAD f32 (&gates)[N], THREAD const f32 (&u
 
 // One output, or a pair, to where it belongs; a lane of its own does it.
 template <StreamKind KIND>
-FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 row, f32 a, f32 b, StreamRest rest, i32 slot) {
+FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 x_row, i32 row, f32 a, f32 b, StreamRest rest, i32 slot) {
   CONST LinearSegment& s = p.segments[segment];
+  const Ptr<f32> y = offset(s.y, i64(x_row) * s.y_stride);
   a += rest.bias;
-  if (KIND == STREAM_PLAIN) s.y[row] = a + rest.residual;
-  if (KIND == STREAM_GLU) s.y[row] = near_gated(a, b + rest.other_bias, s.activation);
+  if (KIND == STREAM_PLAIN) y[row] = a + rest.residual;
+  if (KIND == STREAM_GLU) y[row] = near_gated(a, b + rest.other_bias, s.activation);
   if (KIND == STREAM_ROPE) {
     const i32 half = p.head_dim / 2, head = row / p.head_dim, i = row - head * p.head_dim;
     b += rest.other_bias;
-    s.y[row] = a;
-    s.y[row + half] = b;
+    y[row] = a;
+    y[row + half] = b;
     if (segment < 2) {
       const f32 low = a * rest.turn.x - b * rest.turn.y;
       b = b * rest.turn.x + a * rest.turn.y;
       a = low;
     }
     if (segment == 0) {
-      p.q_out[row] = a;
-      p.q_out[row + half] = b;
+      p.q_out[x_row * p.q_stride + row] = a;
+      p.q_out[x_row * p.q_stride + row + half] = b;
     } else {
       const i64 to = kv_at(slot, head, p.kv_heads, p.block_len, p.head_dim) + i;
       const Ptr<f16> cache = segment == 1 ? p.keys : p.values;
@@ -562,9 +570,18 @@ FN void stream_store(CONST LinearStreamParams& p, i32 segment, i32 row, f32 a, f
   }
 }
 
+// Sums of all lanes, of ROWS rows: of two the lower half of the lanes has the first, and the upper one the second.
+template <i32 ROWS> FN f32 stream_sum(f32 first, f32 second, i32 lane) {
+  if (ROWS == 1) return sum_lanes<SIMD>(first);
+  const bool upper = lane >= SIMD / 2;
+  const f32 own = upper ? second : first, other = upper ? first : second;
+  return sum_lanes<SIMD / 2>(own + shuffle_xor(other, SIMD / 2));
+}
+
 // What a SIMD group makes, of weights in format W, once x lies in group memory. MORE says what is particular to KIND: what an output
-// is finished with, where it goes, and for units of experts where their x lies and what their sums are multiplied by.
-template <class W, StreamKind KIND, bool ONE, bool OTHER, i32 PLANE, class MORE>
+// is finished with, where it goes, and for units of experts where their x lies and what their sums are multiplied by. Of two rows
+// the upper half of the lanes has the second.
+template <class W, StreamKind KIND, bool ONE, bool OTHER, i32 PLANE, i32 ROWS, class MORE>
 FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, StreamCursor next, StreamSizes size, StreamSlots slots, i32 unit,
                      i32 end, THREAD const MORE& more, Lane t) {
   typedef StreamActivations<W> Activations;
@@ -578,9 +595,11 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
     const f32 factor_a = more.template factor<W, false>(p, g, run.segment), factor_b = more.template factor<W, true>(p, g, run.segment);
     while (run.left > 0) {
       const i32 count = mini(stream_rows<OTHER>(p), run.left);
-      const StreamRest rest = more.rest(p, g, run.segment, run.row + t.lane, t.lane < count);
-      f32 sum[PLANES];
-      UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
+      const i32 own = t.lane % (SIMD / ROWS);
+      const StreamRest rest = more.rest(p, g, run.segment, run.row + own, own < count);
+      f32 sum[ROWS][PLANES];
+      UNROLL for (i32 m = 0; m < ROWS; m++)
+        UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[m][plane] = 0;
       for (i32 piece = 0; piece < size.pieces; piece++) {
         wait_for_copies(g.full[t.simd][stage], parity);
         const i32 at = p.ring_at + (t.simd * p.stages + stage) * (PLANES * PLANE);
@@ -609,24 +628,36 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
         }
         for (; r < count; r++) {
           const i32 weights = at + r * size.row * 16, scales = at + PIECE + r * size.scales * 16;
-          if (chunks == PIECE / CHUNK) {
-            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD) {
-              const typename Activations::Chunk chunk = Activations::load(g, x_at, p.k, first + c, t.lane);
-              UNROLL for (i32 plane = 0; plane < PLANES; plane++)
-                sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[plane]);
-            }
+          // Of two rows two chunks at a time, or one: registers hold no more.
+          enum {
+            ALL = i32(PIECE) / CHUNK, FEW = (sizeof(typename Activations::Chunk) > 48 ? 1 : 2) * SIMD,
+            CHUNKS = ROWS == 1 || i32(ALL) < i32(FEW) ? i32(ALL) : i32(FEW)
+          };
+          static_assert(ALL % CHUNKS == 0, "as many at a time");
+          if (chunks == ALL) {
+            ROLLED for (i32 base = 0; base < ALL; base += CHUNKS)
+              UNROLL for (i32 c = base; c < base + CHUNKS; c += SIMD)
+                UNROLL for (i32 m = 0; m < ROWS; m++) {
+                  const typename Activations::Chunk chunk = Activations::load(g, x_at + m * p.x_row, p.k, first + c, t.lane);
+                  UNROLL for (i32 plane = 0; plane < PLANES; plane++)
+                    sum[m][plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[m][plane]);
+                }
           } else {
-            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
-              if (c + t.lane < chunks) {
-                const typename Activations::Chunk chunk = Activations::load(g, x_at, p.k, first + c, t.lane);
-                UNROLL for (i32 plane = 0; plane < PLANES; plane++)
-                  sum[plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[plane]);
-              }
+            ROLLED for (i32 base = 0; base < ALL; base += CHUNKS)
+              UNROLL for (i32 c = base; c < base + CHUNKS; c += SIMD)
+                if (c + t.lane < chunks)
+                  UNROLL for (i32 m = 0; m < ROWS; m++) {
+                    const typename Activations::Chunk chunk = Activations::load(g, x_at + m * p.x_row, p.k, first + c, t.lane);
+                    UNROLL for (i32 plane = 0; plane < PLANES; plane++)
+                      sum[m][plane] = Activations::dot(g, weights + plane * PLANE, scales + plane * PLANE, c, chunk, t.lane, sum[m][plane]);
+                  }
           }
           if (is_last) {
-            const f32 a = sum_lanes<SIMD>(sum[0]), b = i32(PLANES) == 2 ? sum_lanes<SIMD>(sum[PLANES - 1]) : 0.f;
-            if (t.lane == r) more.store(p, g, run.segment, run.row + r, a * factor_a, b * factor_b, rest);
-            UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[plane] = 0;
+            const f32 a = stream_sum<ROWS>(sum[0][0], sum[ROWS - 1][0], t.lane);
+            const f32 b = i32(PLANES) == 2 ? stream_sum<ROWS>(sum[0][PLANES - 1], sum[ROWS - 1][PLANES - 1], t.lane) : 0.f;
+            if (own == r) more.store(p, g, run.segment, run.row + r, a * factor_a, b * factor_b, rest);
+            UNROLL for (i32 m = 0; m < ROWS; m++)
+              UNROLL for (i32 plane = 0; plane < PLANES; plane++) sum[m][plane] = 0;
           }
         }
         simd_barrier();
@@ -639,20 +670,21 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
   }
 }
 
-// What outputs of one row are finished with. ONE: there is one segment.
+// What outputs of a lane's row are finished with. ONE: there is one segment.
 template <StreamKind KIND, bool ONE> struct StreamDense {
   f32 factor_;  // of the norm
-  i32 position, slot;
+  i32 position, slot, x_row;
+  bool live;
   template <bool OTHER> PART i32 x_at(CONST LinearStreamParams& p, i32) const { return OTHER ? p.other_x_at : p.x_at; }
   template <class W, bool SECOND> PART f32 factor(CONST LinearStreamParams& p, GROUP LinearStreamGroup&, i32 segment) const {
     CONST LinearSegment& s = p.segments[ONE ? 0 : segment];
     return matrix_scaled<W>(factor_, SECOND && KIND == STREAM_GLU ? s.up_matrix_scale : s.matrix_scale);
   }
   PART StreamRest rest(CONST LinearStreamParams& p, GROUP LinearStreamGroup&, i32 segment, i32 row, bool in) const {
-    return stream_rest<KIND>(p, ONE ? 0 : segment, row, position, in);
+    return stream_rest<KIND>(p, ONE ? 0 : segment, x_row, row, position, in && live);
   }
   PART void store(CONST LinearStreamParams& p, GROUP LinearStreamGroup&, i32 segment, i32 row, f32 a, f32 b, StreamRest rest) const {
-    stream_store<KIND>(p, ONE ? 0 : segment, row, a, b, rest, slot);
+    if (live) stream_store<KIND>(p, ONE ? 0 : segment, x_row, row, a, b, rest, slot);
   }
 };
 
@@ -669,23 +701,23 @@ template <class W> FN f32x4 stream_vector(Ptr<const f32x4> row, i32 i, i32 k) {
   return v;
 }
 
-// N vectors of a row to where both formats have them.
+// N vectors of a row to where both formats have them, `at` bytes behind the first row.
 template <class W, class V, i32 N>
-FN void stream_stage(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, u32 first, THREAD const f32x4 (&v)[N], i32 lane) {
-  StreamActivations<W>::template stage<N>(g, p.x_at, p.k, first, v, lane);
+FN void stream_stage(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, i32 at, u32 first, THREAD const f32x4 (&v)[N], i32 lane) {
+  StreamActivations<W>::template stage<N>(g, p.x_at + at, p.k, first, v, lane);
   if (i32(StreamActivations<W>::LAYOUT) != i32(StreamActivations<V>::LAYOUT))
-    StreamActivations<V>::template stage<N>(g, p.other_x_at, p.k, first, v, lane);
+    StreamActivations<V>::template stage<N>(g, p.other_x_at + at, p.k, first, v, lane);
 }
 
 // N vectors a thread of a row from vector `base` on to where they are multiplied.
 template <class W, class V, i32 N>
-FN void stream_stage_all(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, i32 base, THREAD const f32x4 (&v)[N], Lane t) {
+FN void stream_stage_all(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, i32 at, i32 base, THREAD const f32x4 (&v)[N], Lane t) {
   UNROLL for (i32 j = 0; j < N; j += 2) {
     const i32 left = p.k - (base + j * STREAM_THREADS) * 4;
     const u32 first = u32(base + t.simd * SIMD + t.lane + j * STREAM_THREADS);
     const f32x4 one[1] = {v[j]}, two[2] = {v[j], v[j + 1]};
-    if (left > 4 * STREAM_THREADS) stream_stage<W, V, 2>(p, g, first, two, t.lane);
-    else if (left > 0) stream_stage<W, V, 1>(p, g, first, one, t.lane);
+    if (left > 4 * STREAM_THREADS) stream_stage<W, V, 2>(p, g, at, first, two, t.lane);
+    else if (left > 0) stream_stage<W, V, 1>(p, g, at, first, one, t.lane);
   }
 }
 
@@ -698,15 +730,15 @@ template <i32 N> FN f32 stream_squares(THREAD const f32x4 (&v)[N]) {
   return sum;
 }
 
-// 1 / rms of the row, of the sums that SIMD groups left in `part`.
-FN f32 stream_norm(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g) {
+// 1 / rms of a row, of the sums that SIMD groups left.
+FN f32 stream_norm(CONST LinearStreamParams& p, GROUP const f32 (&parts)[STREAM_SIMDS]) {
   f32 part[4];
-  UNROLL for (i32 s = 0; s < 4; s++) part[s] = (g.part[s] + g.part[s + 4]) + (g.part[s + 8] + g.part[s + 12]);
+  UNROLL for (i32 s = 0; s < 4; s++) part[s] = (parts[s] + parts[s + 4]) + (parts[s + 8] + parts[s + 12]);
   return near_inverse_sqrt(near_quotient((part[0] + part[1]) + (part[2] + part[3]), f32(p.k)) + p.eps);
 }
 
 // V: the format of the last segment.
-template <class W, StreamKind KIND, bool NORM, class V = W>
+template <class W, StreamKind KIND, bool NORM, i32 ROWS = 1, class V = W>
 FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, Lane t) {
   enum {
     SCALES = StreamStage<W, KIND>::SCALES, TWO = !IsSame<W, V>::VALUE,
@@ -715,7 +747,7 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   };
   // Vectors of x that a thread has at once; with a norm, of all of x. A pair has one segment, and so has a row that is not
   // normalised.
-  enum { XV = NORM || SCALES == 0 ? 4 : 8, ONE = KIND == STREAM_GLU || (KIND == STREAM_PLAIN && !NORM) };
+  enum { XV = NORM || SCALES == 0 ? 4 : 8 / ROWS, ONE = KIND == STREAM_GLU || (KIND == STREAM_PLAIN && !NORM) };
   const i32 worker = t.gx * STREAM_SIMDS + t.simd, workers = p.groups * STREAM_SIMDS, thread = t.simd * SIMD + t.lane;
   const bool other = TWO && worker >= p.first_workers;
   const i32 units = TWO ? (other ? p.units - p.first_units : p.first_units) : p.units;
@@ -738,46 +770,63 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
     if (other) stream_ask<V, KIND, ONE, true, PLANE>(p, g, next, size, slots, end, t);
     else stream_ask<W, KIND, ONE, false, PLANE>(p, g, next, size, slots, end, t);
   }
-  f32x4 gain[XV], v[XV];
+  f32x4 gain[XV], v[ROWS][XV];
   if (NORM) UNROLL for (i32 j = 0; j < XV; j++) gain[j] = stream_vector<W>(p.gain, thread + j * STREAM_THREADS, p.k);
-  const i32 rows = p.rows[0], selected = given(p.select) ? p.select[0] : 0;
-  const i32 position = KIND == STREAM_ROPE ? p.positions[0] : 0, slot = KIND == STREAM_ROPE ? p.slots[0] : 0;
+  // A lane's row. Without rows, nobody reads the result: that of row 0 does no harm.
+  const i32 rows = p.rows[0], own = ROWS == 1 ? 0 : mini(t.lane / (SIMD / ROWS), maxi(rows - 1, 0));
+  const bool live = ROWS == 1 || t.lane / (SIMD / ROWS) == own;
+  const i32 position = KIND == STREAM_ROPE ? p.positions[own] : 0, slot = KIND == STREAM_ROPE ? p.slots[own] : 0;
+  Ptr<const f32x4> x[ROWS];
+  UNROLL for (i32 m = 0; m < ROWS; m++) {
+    const i32 row = mini(m, maxi(rows - 1, 0)), selected = given(p.select) ? p.select[row] : row;
+    x[m] = offset(p.x, i64(rows > 0 ? selected : 0) * p.x_stride);
+  }
   wait_for_previous();
-  // Without a row, nobody reads the result: that of row 0 does no harm.
-  const Ptr<const f32x4> x = offset(p.x, i64(rows > 0 ? selected : 0) * p.x_stride);
-  UNROLL for (i32 j = 0; j < XV; j++) v[j] = stream_vector<W>(x, thread + j * STREAM_THREADS, p.k);
+  UNROLL for (i32 m = 0; m < ROWS; m++)
+    UNROLL for (i32 j = 0; j < XV; j++) v[m][j] = stream_vector<W>(x[m], thread + j * STREAM_THREADS, p.k);
   if (!TWO && (i32(W::LEN) < 32 || IsSame<W, WeightQ6_K>::VALUE)) stream_ask_ahead<W, KIND>(p, next, size, t);
   if (NORM) {
     // Codes of a row and of the same times a number are the same codes: so that number is worked out beside them, and results
     // are multiplied by it.
-    const f32 sum = sum_lanes<SIMD>(stream_squares<XV>(v));
+    const f32 sum = stream_sum<ROWS>(stream_squares<XV>(v[0]), ROWS == 2 ? stream_squares<XV>(v[ROWS - 1]) : 0.f, t.lane);
     if (t.lane == 0) g.part[t.simd] = sum;
-    UNROLL for (i32 j = 0; j < XV; j++) {
-      v[j].x *= gain[j].x; v[j].y *= gain[j].y;
-      v[j].z *= gain[j].z; v[j].w *= gain[j].w;
-    }
+    if (ROWS == 2 && t.lane == SIMD / 2) g.second_part[t.simd] = sum;
+    UNROLL for (i32 m = 0; m < ROWS; m++)
+      UNROLL for (i32 j = 0; j < XV; j++) {
+        v[m][j].x *= gain[j].x; v[m][j].y *= gain[j].y;
+        v[m][j].z *= gain[j].z; v[m][j].w *= gain[j].w;
+      }
   }
   for (i32 base = 0;;) {
-    stream_stage_all<W, V, XV>(p, g, base, v, t);
+    UNROLL for (i32 m = 0; m < ROWS; m++) stream_stage_all<W, V, XV>(p, g, m * p.x_row, base, v[m], t);
     base += XV * STREAM_THREADS;
     if (NORM || base * 4 >= p.k) break;
-    UNROLL for (i32 j = 0; j < XV; j++) v[j] = stream_vector<W>(x, base + thread + j * STREAM_THREADS, p.k);
+    UNROLL for (i32 m = 0; m < ROWS; m++)
+      UNROLL for (i32 j = 0; j < XV; j++) v[m][j] = stream_vector<W>(x[m], base + thread + j * STREAM_THREADS, p.k);
   }
   group_barrier();
   f32 factor = 1.f;
-  if (NORM) factor = stream_norm(p, g);
-  const StreamDense<KIND, ONE> more = {factor, position, slot};
-  if (other) stream_units<V, KIND, ONE, true, PLANE>(p, g, next, size, slots, unit, end, more, t);
-  else stream_units<W, KIND, ONE, false, PLANE>(p, g, next, size, slots, unit, end, more, t);
+  if (NORM) {
+    factor = stream_norm(p, g.part);
+    if (ROWS == 2 && t.lane >= SIMD / 2) factor = stream_norm(p, g.second_part);
+  }
+  const StreamDense<KIND, ONE> more = {factor, position, slot, own, live};
+  if (other) stream_units<V, KIND, ONE, true, PLANE, ROWS>(p, g, next, size, slots, unit, end, more, t);
+  else stream_units<W, KIND, ONE, false, PLANE, ROWS>(p, g, next, size, slots, unit, end, more, t);
 }
 
 // x of up to 8,192 features where they are normalised: as `src/kernels/linear_stream.rs` has it.
-#define LINEAR_STREAM(FORMAT, W)                                                                                             \
-  KERNEL_BESIDE(linear_stream_##FORMAT, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_PLAIN, false>)     \
-  KERNEL_BESIDE(linear_glu_stream_##FORMAT, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_GLU, false>)   \
-  KERNEL_BESIDE(norm_linear_stream_##FORMAT, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_PLAIN, true>) \
-  KERNEL_BESIDE(norm_linear_glu_stream_##FORMAT, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_GLU, true>) \
-  KERNEL_BESIDE(norm_linear_rope_stream_##FORMAT, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_ROPE, true>)
+#define STREAM_KERNEL(NAME, ...) KERNEL_BESIDE(NAME, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<__VA_ARGS__>)
+#define LINEAR_STREAM(FORMAT, W)                                       \
+  STREAM_KERNEL(linear_stream_##FORMAT, W, STREAM_PLAIN, false)          \
+  STREAM_KERNEL(linear_glu_stream_##FORMAT, W, STREAM_GLU, false)        \
+  STREAM_KERNEL(norm_linear_stream_##FORMAT, W, STREAM_PLAIN, true)      \
+  STREAM_KERNEL(norm_linear_glu_stream_##FORMAT, W, STREAM_GLU, true)    \
+  STREAM_KERNEL(norm_linear_rope_stream_##FORMAT, W, STREAM_ROPE, true)  \
+  STREAM_KERNEL(linear_stream_##FORMAT##_m2, W, STREAM_PLAIN, false, 2)          \
+  STREAM_KERNEL(norm_linear_stream_##FORMAT##_m2, W, STREAM_PLAIN, true, 2)      \
+  STREAM_KERNEL(norm_linear_glu_stream_##FORMAT##_m2, W, STREAM_GLU, true, 2)    \
+  STREAM_KERNEL(norm_linear_rope_stream_##FORMAT##_m2, W, STREAM_ROPE, true, 2)
 LINEAR_STREAM(f16, WeightF16)
 LINEAR_STREAM(bf16, WeightBF16)
 LINEAR_STREAM(q8_0, WeightQ8_0)
@@ -790,8 +839,9 @@ LINEAR_STREAM(nvfp4, WeightNVFP4)
 LINEAR_STREAM(q4_k, WeightQ4_K)
 LINEAR_STREAM(q6_k, WeightQ6_K)
 // Values of heads often have more bits.
-#define NORM_LINEAR_ROPE_STREAM(FORMATS, W, V) \
-  KERNEL_BESIDE(norm_linear_rope_stream_##FORMATS, LinearStreamParams, LinearStreamGroup, 512, 2, linear_stream<W, STREAM_ROPE, true, V>)
+#define NORM_LINEAR_ROPE_STREAM(FORMATS, W, V)                                 \
+  STREAM_KERNEL(norm_linear_rope_stream_##FORMATS, W, STREAM_ROPE, true, 1, V) \
+  STREAM_KERNEL(norm_linear_rope_stream_##FORMATS##_m2, W, STREAM_ROPE, true, 2, V)
 NORM_LINEAR_ROPE_STREAM(q4_k_q8_0, WeightQ4_K, WeightQ8_0)
 NORM_LINEAR_ROPE_STREAM(q4_k_q6_k, WeightQ4_K, WeightQ6_K)
 NORM_LINEAR_ROPE_STREAM(q8_0_q6_k, WeightQ8_0, WeightQ6_K)

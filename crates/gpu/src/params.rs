@@ -137,6 +137,10 @@ params! {
         first_units: i32,
         other_x_at: i32,
         other_stage_rows: i32,
+        x_row: i32,
+        q_stride: i32,
+        residual_stride: i32,
+        padding: i32,
     }
 
     /// `experts.h`
@@ -491,9 +495,8 @@ params! {
     "ExpandedParams" struct ExpandedParams {
         prompt: PromptParams,
         q_rope: Address,
-        nope: i32,
         q_rope_stride: i32,
-        padding: [i32; 12],
+        padding: [i32; 13],
     }
 
     /// `mla_attention.h`

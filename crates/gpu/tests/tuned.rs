@@ -70,7 +70,7 @@ fn latent_model() -> Model {
 
 #[test]
 fn every_candidate_is_within_the_bound_of_the_op() {
-    let cases = [(WeightFormat::F16, &[1, 4][..]), (WeightFormat::Q8_0, &[1, 32]), (WeightFormat::Q4_0, &[4])];
+    let cases = [(WeightFormat::F16, &[1, 2, 4][..]), (WeightFormat::Q8_0, &[1, 2, 32]), (WeightFormat::Q4_0, &[2, 4])];
     for (format, steps) in cases {
         check_candidates(&model(format), format, steps, "");
     }

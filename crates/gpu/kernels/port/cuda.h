@@ -11,6 +11,7 @@ typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f3
 #define FN static __device__ __forceinline__
 #define PART __device__ __forceinline__  // a static member function
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
 static constexpr i32 SIMD = 32;
 // Bytes of activations that a group stages at a time, beside which it has a little more.
 #define STAGED_BYTES 32768

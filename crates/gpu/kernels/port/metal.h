@@ -12,6 +12,7 @@ typedef uint4 u32x4; typedef int2 i32x2; typedef float2 f32x2; typedef float4 f3
 #define FN static inline __attribute__((always_inline))
 #define PART inline __attribute__((always_inline))  // a static member function
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define ROLLED _Pragma("clang loop unroll(disable)")
 // What those define who check this text without a device: how group memory is declared, and a note of each kernel.
 #ifndef GROUP_LOCAL
 #define GROUP_LOCAL(GROUPMEM, NAME) threadgroup GROUPMEM NAME

@@ -43,6 +43,7 @@ struct alignas(16) f32x4 { f32 x, y, z, w; };
 #define FN static inline
 #define PART inline  // a static member function
 #define UNROLL
+#define ROLLED
 static constexpr i32 SIMD = 32;
 // Bytes of activations that a group stages at a time, beside which it has a little more.
 #define STAGED_BYTES 32768

@@ -19,7 +19,7 @@ struct HeadWeightsParams {
   Ptr<const u32x4> weight;  // of head 0
   Ptr<const f16> scales;
   Ptr<const f32> matrix_scales;  // (heads,), absent: 1
-  Ptr<f16> y;               // (heads, features, dim), of which this launch writes those from `first` on
+  Ptr<f16> y;               // (heads, features, dim); a launch writes the features from `first` on
   i32 n, k;                 // of a matrix, as it is stored
   i32 stride;               // from head to head, in 16 bytes
   i32 features, first, dim;
@@ -41,8 +41,8 @@ struct ExpandLatentParams {
 struct ExpandedParams {
   PromptParams prompt;      // q: q_nope; keys and values as above
   Ptr<const f32> q_rope;
-  i32 nope, q_rope_stride;
-  i32 padding[12];
+  i32 q_rope_stride;
+  i32 padding[13];
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -249,7 +249,7 @@ FN void expand_latent(CONST ExpandLatentParams& p, GROUP ExpandGroup& g, Lane t)
 // What prompt_attention asks: queries are in two places, and entries of block tables are blocks of keys and values.
 struct ExpandedRows {
   Ptr<const f32> q_rope;
-  i32 nope, q_rope_stride;
+  i32 q_rope_stride;
   template <i32 D> PART f32x4 query(CONST AttentionParams<f16>& p, i32 row, i32 head, i32 vector) const {
     enum { VECTORS = (D - EXPAND_ROPE) / 4 };
     return vector < VECTORS ? vectors4(p.q + (i64(row) * p.q_stride + head * (D - EXPAND_ROPE)))[vector]
@@ -278,7 +278,7 @@ EACH_HEAD_FORMAT(HEAD_WEIGHTS)
       expanded_attention_d##NOPE##_v##VALUE(const __grid_constant__ ExpandedParams p) {                                     \
     extern __shared__ __align__(1024) unsigned char group_memory[];                                                         \
     const Lane t = {(i32)blockIdx.x, (i32)blockIdx.y, (i32)blockIdx.z, simd_of_thread(), (i32)threadIdx.x & 31, 12};        \
-    const ExpandedRows from = {p.q_rope, p.nope, p.q_rope_stride};                                                          \
+    const ExpandedRows from = {p.q_rope, p.q_rope_stride};                                                                  \
     prompt_attention<NOPE + EXPAND_ROPE, VALUE, P>(                                                                         \
         p.prompt, from, *reinterpret_cast<PromptAttention<NOPE + EXPAND_ROPE, VALUE, P>*>(group_memory), t);                \
   }

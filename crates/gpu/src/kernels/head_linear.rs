@@ -6,13 +6,18 @@ use crate::kernels::experts;
 use crate::launch::{Access, GROUP_SIMDS, Launch, Region};
 use crate::params::HeadLinearParams;
 use crate::site::{DeviceRows, Site, index};
+use crate::target::Target;
 use crate::weights::{DeviceExperts, DeviceFormat};
 
 /// Output features of a group: four lanes make one.
 const OUTPUTS: usize = 8 * GROUP_SIMDS;
 
-/// Rows that share what is read of a matrix, where there are more than one.
+/// Rows that share what is read of a matrix, where they do.
 const ROWS: usize = 4;
+
+/// Rows that each read the matrices for themselves, at most: the second cache has them, and what a group of four rows makes
+/// of partial results before its first product takes four times as long.
+const ALONE_MAX: usize = 4;
 
 /// What a launch is made of, whatever its kernel gets the rows from.
 pub(crate) struct HeadLaunch {
@@ -39,7 +44,7 @@ impl HeadLaunch {
         let of_stack = experts::stack_params(&stack);
         let columns = columns.map_or(Region::default(), |order| site.loaded.orders[order]);
         let (n, rows) = (stack.first.rows, site.num_rows(x.rows));
-        let one = rows == 1;
+        let one = is_alone(&site.target, &stack, rows);
         let groups = [n.div_ceil(OUTPUTS), rows.div_ceil(if one { 1 } else { ROWS }), stack.count];
         let params = HeadLinearParams {
             weight: of_stack.weight,
@@ -69,6 +74,21 @@ impl HeadLaunch {
         let launch = self.operands.iter().fold(launch, |launch, &(access, region)| launch.with(access, region));
         experts::with_stack(launch, &self.stack)
     }
+}
+
+/// Whether each of so many rows reads the matrices for itself.
+fn is_alone(target: &Target, stack: &DeviceExperts, rows: usize) -> bool {
+    if rows == 1 {
+        return true;
+    }
+    let key = || {
+        let DeviceExperts { first, count, .. } = stack;
+        let kernel = named!(first.format, "head_linear_", "");
+        format!("{kernel} rows={rows} heads={count} k={} n={}", first.row_len, first.rows)
+    };
+    let label = |alone: &bool| format!("rows={}", if *alone { 1 } else { ROWS });
+    let usual = rows <= ALONE_MAX;
+    target.tuned.pick(key, vec![usual, !usual], label, 0).expect("the usual way is among them")
 }
 
 /// What the matrices of `heads` make of each row of `x`.

@@ -1,4 +1,4 @@
-//! `kernels/linear_stream.h`: projections of one row, whose weights stream through group memory.
+//! `kernels/linear_stream.h`: projections of one row or two, whose weights stream through group memory.
 
 use crate::forced::Kernel;
 use crate::kernels::{Projection, Projections, ProjectionsShape};
@@ -30,6 +30,8 @@ pub(crate) struct StreamVariant {
     /// Where activations begin in group memory, and the rings.
     pub(crate) x_at: usize,
     pub(crate) ring_at: usize,
+    /// Bytes of a row of activations there.
+    pub(crate) x_row: usize,
     pub(crate) group_bytes: usize,
     /// Where the last segment is in a format of its own.
     pub(crate) other: Option<OtherFormat>,
@@ -64,10 +66,13 @@ pub(super) const NORM_SHARE: usize = 42;
 
 pub(super) const PLAIN_SHARE: usize = 57;
 
+/// Rows at most.
+pub(crate) const ROWS_MAX: usize = 2;
+
 /// Other shares that may be better on other devices or for other shapes.
 const SHARES: [usize; 6] = [28, 35, NORM_SHARE, PLAIN_SHARE, 72, 99];
 
-/// The variant that streams weights through group memory, for one row: where copies run by themselves, results may
+/// The variant that streams weights through group memory, for one row or two: where copies run by themselves, results may
 /// depend on the batch, and its memory suffices. `norm`: the row is normalised on the way; `other`: the format of the
 /// last segment, where it is not that of the rest.
 pub(crate) fn variant(
@@ -77,35 +82,23 @@ pub(crate) fn variant(
     norm: bool,
     shape: ProjectionsShape<'_>,
 ) -> Option<StreamVariant> {
-    let ProjectionsShape { format, k, .. } = shape;
-    let kernel = match (kind, norm) {
-        (StreamKind::Rope, true) => match (format, other) {
-            (format, None) => named!(format, "norm_linear_rope_stream_", ""),
-            (DeviceFormat::Q4_K, Some(DeviceFormat::Q8_0)) => "norm_linear_rope_stream_q4_k_q8_0",
-            (DeviceFormat::Q4_K, Some(DeviceFormat::Q6_K)) => "norm_linear_rope_stream_q4_k_q6_k",
-            (DeviceFormat::Q8_0, Some(DeviceFormat::Q6_K)) => "norm_linear_rope_stream_q8_0_q6_k",
-            _ => return None,
-        },
-        _ if other.is_some() => return None,
-        (StreamKind::Plain, false) => named!(format, "linear_stream_", ""),
-        (StreamKind::Glu, false) => named!(format, "linear_glu_stream_", ""),
-        (StreamKind::Plain, true) => named!(format, "norm_linear_stream_", ""),
-        (StreamKind::Glu, true) => named!(format, "norm_linear_glu_stream_", ""),
-        (StreamKind::Rope, false) => return None,
-    };
-    let is_other = target.kernel == Some(Kernel::Linear);
-    let is_other = is_other || format == DeviceFormat::F32;
+    let ProjectionsShape { format, rows, k, .. } = shape;
+    let is_other = target.kernel == Some(Kernel::Linear) || (rows > 1 && target.kernel.is_some());
+    let is_other = is_other || format == DeviceFormat::F32 || rows > ROWS_MAX;
     if is_other || target.batch_invariant || !target.bulk_copies || (norm && k > NORM_K_MAX) {
         return None;
     }
+    let kernel = kernel(format, other, kind, norm, rows)?;
     let planes = if kind == StreamKind::Plain { 1 } else { 2 };
     let (first, second) =
         (StreamedFormat::new(format, k, planes), other.map(|other| StreamedFormat::new(other, k, planes)));
     let first_end = HEADER + first.x_bytes.next_multiple_of(128);
-    let (other_x_at, ring_at) = match second {
+    let (other_x_at, row_end) = match second {
         Some(second) if second.layout != first.layout => (first_end, first_end + second.x_bytes.next_multiple_of(128)),
         _ => (HEADER, first_end),
     };
+    let x_row = row_end - HEADER;
+    let ring_at = HEADER + rows.max(1) * x_row;
     let plane = second.map_or(0, StreamedFormat::plane).max(first.plane());
     let of_share = |share: usize, groups: usize| {
         let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
@@ -117,6 +110,7 @@ pub(crate) fn variant(
             stage_rows: first.stage_rows(),
             x_at: HEADER,
             ring_at,
+            x_row,
             group_bytes,
             other: second.map(|second| OtherFormat {
                 x_at: other_x_at,
@@ -128,7 +122,14 @@ pub(crate) fn variant(
         (variant.stages > 0).then_some((share, variant))
     };
     let multiprocessors = target.multiprocessors;
-    let usual = of_share(if norm { NORM_SHARE } else { PLAIN_SHARE }, multiprocessors)?;
+    let share = if norm { NORM_SHARE } else { PLAIN_SHARE };
+    // Of a single stage, the next piece is not on its way while one is multiplied: two rows of wide numbers take more.
+    let two_stages = SHARES.into_iter().filter(|&other| rows > 1 && other >= share);
+    let two_stages = two_stages.filter_map(|share| of_share(share, multiprocessors)).find(|(_, way)| way.stages > 1);
+    let usual = match rows {
+        2.. => two_stages?,
+        _ => of_share(share, multiprocessors)?,
+    };
     // Fewer groups have fewer sums to make, and read more slowly.
     let counts = [multiprocessors, multiprocessors * 3 / 4, multiprocessors / 2];
     let others = counts
@@ -139,6 +140,40 @@ pub(crate) fn variant(
     let variants: Vec<_> = std::iter::once(usual).chain(others).collect();
     let label = |(share, variant): &(usize, StreamVariant)| format!("groups={} share={share}", variant.groups);
     target.tuned.pick(|| shape.key(kernel), variants, label, 0).map(|(_, variant)| variant)
+}
+
+/// The kernel for so many rows.
+fn kernel(
+    format: DeviceFormat,
+    other: Option<DeviceFormat>,
+    kind: StreamKind,
+    norm: bool,
+    rows: usize,
+) -> Option<&'static str> {
+    macro_rules! by_rows {
+        ($name:literal) => {
+            if rows > 1 { concat!($name, "_m2") } else { $name }
+        };
+        ($format:expr, $name:literal) => {
+            if rows > 1 { named!($format, $name, "_m2") } else { named!($format, $name, "") }
+        };
+    }
+    let kernel = match (kind, norm, other) {
+        (StreamKind::Rope, true, None) => by_rows!(format, "norm_linear_rope_stream_"),
+        (StreamKind::Rope, true, Some(other)) => match (format, other) {
+            (DeviceFormat::Q4_K, DeviceFormat::Q8_0) => by_rows!("norm_linear_rope_stream_q4_k_q8_0"),
+            (DeviceFormat::Q4_K, DeviceFormat::Q6_K) => by_rows!("norm_linear_rope_stream_q4_k_q6_k"),
+            (DeviceFormat::Q8_0, DeviceFormat::Q6_K) => by_rows!("norm_linear_rope_stream_q8_0_q6_k"),
+            _ => return None,
+        },
+        (StreamKind::Plain, false, None) => by_rows!(format, "linear_stream_"),
+        // Whoever has two rows and no norm has another kernel before it.
+        (StreamKind::Glu, false, None) if rows < 2 => named!(format, "linear_glu_stream_", ""),
+        (StreamKind::Plain, true, None) => by_rows!(format, "norm_linear_stream_"),
+        (StreamKind::Glu, true, None) => by_rows!(format, "norm_linear_glu_stream_"),
+        _ => return None,
+    };
+    Some(kernel)
 }
 
 /// Bytes of a format in group memory.
@@ -209,7 +244,7 @@ pub(crate) fn variant_for(site: &Site<'_>, projections: &Projections<'_>) -> Opt
     variant(&site.target, None, kind, norm.is_some(), projections.shape(site, &features))
 }
 
-/// One row's projections; `params` has what is not theirs.
+/// Projections of one row or two; `params` has what is not theirs.
 pub(crate) fn launch(
     site: &Site<'_>,
     variant: &StreamVariant,
@@ -233,6 +268,8 @@ pub(crate) fn launch(
         stage_rows: index(variant.stage_rows),
         x_at: index(variant.x_at),
         ring_at: index(variant.ring_at),
+        x_row: index(variant.x_row),
+        residual_stride: index(projections.residual.map_or(0, |residual| residual.stride)),
         eps: projections.eps(),
         groups: index(variant.groups),
         ..params
@@ -263,12 +300,12 @@ pub(crate) fn launch(
             up_scales: up_weight.1.address,
             up_bias: up_bias.address,
             y: out.region.address,
+            y_stride: index(out.stride),
             n: index(weight.rows),
             groups: index(weight.rows / per_unit),
             activation,
             matrix_scale: weight.matrix_scale,
             up_matrix_scale: up.map_or(1.0, |(weight, _)| weight.matrix_scale),
-            ..LinearSegment::default()
         };
         params.units += segment.groups;
     }

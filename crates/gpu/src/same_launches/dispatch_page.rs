@@ -40,6 +40,13 @@ const WHY: &[(&str, &str)] = &[
     ),
     ("linear_stream_*", "one row: memory bounds it, so copies stream weights through group memory"),
     (
+        "norm_linear_rope_stream_*_m#",
+        "two rows: as for one, because launches before and behind the product take longer than its second row",
+    ),
+    ("norm_linear_stream_*_m#", "the same without rotation"),
+    ("norm_linear_glu_stream_*_m#", "the same of gate and up"),
+    ("linear_stream_*_m#", "the same without a norm"),
+    (
         "norm_linear_glu_stream_*",
         "one row: as `linear_stream`; gate and up are read by one launch, so that their \
       product is never written as two rows",

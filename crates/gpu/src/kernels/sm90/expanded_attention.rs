@@ -192,7 +192,6 @@ pub(crate) fn launches(
     let params = ExpandedParams {
         prompt: PromptParams { of, chunk: index(copied), ..PromptParams::default() },
         q_rope: q_rope.region.address,
-        nope: index(kernel.nope),
         q_rope_stride: index(q_rope.stride),
         ..ExpandedParams::default()
     };
