@@ -167,7 +167,7 @@ fn kernel(
             _ => return None,
         },
         (StreamKind::Plain, false, None) => by_rows!(format, "linear_stream_"),
-        // Whoever has two rows and no norm has another kernel before it.
+        // There is no such kernel for two rows, because gated units of two rows always normalise them.
         (StreamKind::Glu, false, None) if rows < 2 => named!(format, "linear_glu_stream_", ""),
         (StreamKind::Plain, true, None) => by_rows!(format, "norm_linear_stream_"),
         (StreamKind::Glu, true, None) => by_rows!(format, "norm_linear_glu_stream_"),
