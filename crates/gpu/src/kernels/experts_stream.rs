@@ -1,4 +1,4 @@
-//! `kernels/experts_stream.h`: projections by the experts of one row, whose weights stream through group memory.
+//! `kernels/experts_stream.h`: projections by the experts of one row or two, whose weights stream through group memory.
 
 use plan::{Activation, Experts, Linear, Norm, Router, Scores};
 
@@ -7,12 +7,14 @@ use crate::kernels::linear_stream::{NORM_K_MAX, NORM_SHARE, PLAIN_SHARE, SIMDS, 
 use crate::kernels::route;
 use crate::launch::{Access, Launch, Region};
 use crate::params::{ExpertStreamParams, LinearSegment, LinearStreamParams};
-use crate::site::{DeviceRows, F32, RoutedLayer, Site, index};
+use crate::site::{DeviceRows, F32, ROW_ALIGN, RoutedLayer, Site, index};
 use crate::target::Target;
 use crate::weights::{DeviceExperts, DeviceFormat};
 
-/// As in `kernels/experts_stream.h`: bytes ahead of x, and slots.
-const HEADER: usize = 2304;
+/// As in `kernels/experts_stream.h`: rows, bytes ahead of those of x, and slots of all of them.
+pub(crate) const ROWS_MAX: usize = 2;
+
+const HEADER: [usize; ROWS_MAX] = [2304, 3456];
 
 pub(crate) const SLOTS_MAX: usize = 16;
 
@@ -27,7 +29,7 @@ const WHOLE_SHARE: usize = 99;
 
 /// Bytes of the messages in which a router sends logits: all layers of a step share them. Then of those in which it sends
 /// ids: each layer has its own.
-const LOGITS_BYTES: u64 = ROUTED_EXPERTS_MAX as u64 * F32;
+const LOGITS_BYTES: u64 = (ROWS_MAX * ROUTED_EXPERTS_MAX) as u64 * F32;
 
 const IDS_BYTES: u64 = SLOTS_MAX as u64 * F32;
 
@@ -47,77 +49,91 @@ fn messages(site: &Site<'_>, layer: RoutedLayer) -> (Region, Option<[Region; 2]>
     (all.part(0, LOGITS_BYTES), (layers > 1).then(|| [ids(index), before]))
 }
 
+/// The name of a kernel for one row or for two.
+macro_rules! by_rows {
+    ($rows:expr, $format:expr, $name:literal) => {
+        if $rows > 1 { named!($format, $name, "_m2") } else { named!($format, $name, "") }
+    };
+}
+
 /// How group memory is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ExpertsVariant {
     stages: usize,
     stage_rows: usize,
+    x_at: usize,
     ring_at: usize,
-    /// Bytes of a slot of x.
+    /// Bytes of a row of x, or of a slot of it.
     x_slot: usize,
     parts_at: usize,
     group_bytes: usize,
 }
 
-/// What experts are, whatever row there is.
+/// What experts are, and how many rows there are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExpertsShape {
     pub(crate) format: DeviceFormat,
     /// Output and input features of one expert.
     pub(crate) n: usize,
     pub(crate) k: usize,
+    pub(crate) rows: usize,
+    /// Of each row.
     pub(crate) slots: usize,
 }
 
 impl ExpertsShape {
-    pub(crate) fn new(stack: &DeviceExperts, slots: usize) -> Self {
-        Self { format: stack.first.format, n: stack.first.rows, k: stack.first.row_len, slots }
+    pub(crate) fn new(stack: &DeviceExperts, rows: usize, slots: usize) -> Self {
+        Self { format: stack.first.format, n: stack.first.rows, k: stack.first.row_len, rows, slots }
     }
 
     fn can_stream(self, target: &Target) -> bool {
         let workers = target.multiprocessors * THREADS as usize / 32;
-        let products = (self.n * self.slots) as u64 * (workers as u64 + 1);
+        let slots = self.rows * self.slots;
+        let products = (self.n * slots) as u64 * (workers as u64 + 1);
         // Slices of rows are read in vectors, and eight lanes make a block.
         let whole = self.k.is_multiple_of(if self.format.chunk_len() > 8 { 32 } else { 8 });
         target.kernel.is_none()
             && target.bulk_copies
             && !target.batch_invariant
             && self.format != DeviceFormat::F32
-            && self.slots <= SLOTS_MAX
+            && (1..=ROWS_MAX).contains(&self.rows)
+            && slots <= SLOTS_MAX
             && whole
             && products <= u64::from(u32::MAX)
     }
 }
 
-/// Gated units of one row, where copies run by themselves and results may depend on the batch.
+/// Gated units of one row or two, where copies run by themselves and results may depend on the batch.
 pub(crate) fn glu_variant(target: &Target, shape: ExpertsShape) -> Option<ExpertsVariant> {
-    if !shape.can_stream(target) || shape.k > NORM_K_MAX {
+    if !shape.can_stream(target) || shape.k * shape.rows > NORM_K_MAX {
         return None;
     }
     let format = StreamedFormat::new(shape.format, shape.k, 2);
     let group_bytes = target.group_bytes_max as usize * NORM_SHARE / 100 / 1024 * 1024;
-    let ring_at = HEADER + format.x_bytes.next_multiple_of(128);
+    let (x_at, x_slot) = (HEADER[shape.rows - 1], format.x_bytes.next_multiple_of(128));
+    let ring_at = x_at + shape.rows * x_slot;
     let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * 2 * format.plane())).min(STAGES_MAX);
     let stage_rows = format.stage_rows();
-    (stages > 0).then_some(ExpertsVariant { stages, stage_rows, ring_at, x_slot: 0, parts_at: 0, group_bytes })
+    (stages > 0).then_some(ExpertsVariant { stages, stage_rows, x_at, ring_at, x_slot, parts_at: 0, group_bytes })
 }
 
-/// The weighted sum of the down projections of one row: likewise.
+/// The weighted sums of the down projections of one row or two: likewise.
 pub(crate) fn down_variant(target: &Target, shape: ExpertsShape) -> Option<ExpertsVariant> {
     if !shape.can_stream(target) {
         return None;
     }
     let format = StreamedFormat::new(shape.format, shape.k, 1);
     let x_slot = format.x_bytes.next_multiple_of(128);
-    let parts_at = HEADER + shape.slots * x_slot;
+    let (x_at, slots) = (HEADER[shape.rows - 1], shape.rows * shape.slots);
+    let parts_at = x_at + slots * x_slot;
     let outputs = shape.n.div_ceil(target.multiprocessors);
     // Short rows are multiplied several at once.
     let stage_rows = if format.stage_rows() > ROWS { ROWS } else { format.stage_rows() };
-    let ring_at = (parts_at + shape.slots * outputs * F32 as usize).next_multiple_of(128);
+    let ring_at = (parts_at + slots * outputs * F32 as usize).next_multiple_of(128);
     let of_share = |share: usize| {
         let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
         let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * format.plane())).min(STAGES_MAX);
-        Some(ExpertsVariant { stages, stage_rows, ring_at, x_slot, parts_at, group_bytes })
+        Some(ExpertsVariant { stages, stage_rows, x_at, ring_at, x_slot, parts_at, group_bytes })
     };
     let two_stages = of_share(PLAIN_SHARE).filter(|variant| variant.stages > 1);
     two_stages.or_else(|| of_share(WHOLE_SHARE)).filter(|variant| variant.stages > 0)
@@ -147,7 +163,7 @@ pub(crate) fn can_route(site: &Site<'_>, gate: Linear, router: &Router) -> bool 
         && (router.scores != Scores::Softmax || router.correction.is_none())
 }
 
-/// The gated units of the experts of one row, which is normalised on the way; with a router, `ids` is written and not
+/// The gated units of the experts of one row or two, which are normalised on the way; with a router, `ids` is written and not
 /// read.
 pub(crate) fn glu(
     site: &Site<'_>,
@@ -161,28 +177,28 @@ pub(crate) fn glu(
     let weights = site.loaded.weights;
     let (stack, up_stack) = (weights.stack(gate), weights.stack(up));
     let gain = site.vector(Some(norm.weight));
-    let (n, slots) = (stack.first.rows, ids.width);
+    let (n, rows) = (stack.first.rows, site.num_rows(x.rows));
     let segment = LinearSegment {
         up: up_stack.first.values.address,
         up_scales: up_stack.first.scales.address,
         up_bias: up_stack.biases.address,
         activation: activation as i32,
-        ..segment(&stack, out.region)
+        ..segment(&stack, out)
     };
     let mut params = ExpertStreamParams {
         linear: LinearStreamParams {
             segments: [segment, LinearSegment::default(), LinearSegment::default()],
             x: x.region.address,
             gain: gain.address,
-            units: index(n * slots),
+            units: index(n * rows * ids.width),
             eps: norm.eps,
-            ..linear(site, variant, &stack)
+            ..linear(site, variant, &stack, x)
         },
         up_matrix_scales: up_stack.matrix_scales.address,
-        ..of_stack(&stack, slots)
+        ..of_stack(&stack, rows, ids)
     };
     let format = stack.first.format;
-    let mut kernel = named!(format, "norm_expert_glu_stream_", "");
+    let mut kernel = by_rows!(rows, format, "norm_expert_glu_stream_");
     let mut operands = vec![(Access::Read, x.region), (Access::Constant, gain), (Access::Write, out.region)];
     match router {
         None => {
@@ -190,21 +206,22 @@ pub(crate) fn glu(
             operands.push((Access::Read, ids.region));
         }
         Some(RouterPlace { gate, router, weights: of_slots, layer }) => {
-            let (rows, bias) = (weights.get(gate.weight), site.vector(gate.bias));
+            let (gates, bias) = (weights.get(gate.weight), site.vector(gate.bias));
             let (messages, ids_sent) = messages(site, layer);
             let [ids_sent, _] = ids_sent.unwrap_or_default();
             params.sent_ids = ids_sent.address;
-            kernel = named!(format, "route_expert_glu_stream_", "");
-            params.router = route::router(site, router, rows.rows);
-            match rows.format {
-                DeviceFormat::BF16 => params.router_bf16 = rows.values.address,
-                _ => params.router_f32 = rows.values.address,
+            kernel = by_rows!(rows, format, "route_expert_glu_stream_");
+            params.router = route::router(site, router, gates.rows);
+            match gates.format {
+                DeviceFormat::BF16 => params.router_bf16 = gates.values.address,
+                _ => params.router_f32 = gates.values.address,
             }
             params.router_bias = bias.address;
             (params.logits, params.logit) = (messages.address, messages.address);
             (params.ids_out, params.weights_out) = (ids.region.address, of_slots.region.address);
+            params.weights_stride = index(of_slots.stride);
             operands
-                .extend([rows.values, bias, site.vector(router.correction)].map(|region| (Access::Constant, region)));
+                .extend([gates.values, bias, site.vector(router.correction)].map(|region| (Access::Constant, region)));
             operands.extend([
                 (Access::Write, ids.region),
                 (Access::Write, of_slots.region),
@@ -217,7 +234,7 @@ pub(crate) fn glu(
     with_stack(with_stack(launch, &stack), &up_stack)
 }
 
-/// The weighted sum of the down projections of the experts of one row, and the residual; `routed`: the gated units came
+/// The weighted sums of the down projections of the experts of one row or two, and the residual; `routed`: the gated units came
 /// of a kernel with the router, whose messages are read and forgotten.
 pub(crate) fn down(
     site: &Site<'_>,
@@ -228,15 +245,16 @@ pub(crate) fn down(
     routed: Option<RoutedLayer>,
     out: DeviceRows,
 ) -> Launch {
-    let stack = site.loaded.weights.stack(down);
+    let (stack, rows) = (site.loaded.weights.stack(down), site.num_rows(x.rows));
     let (messages, ids_sent) = routed.map(|layer| messages(site, layer)).unwrap_or_default();
     let [ids_sent, ids_before] = ids_sent.unwrap_or_default();
     let params = ExpertStreamParams {
         linear: LinearStreamParams {
-            segments: [segment(&stack, out.region), LinearSegment::default(), LinearSegment::default()],
+            segments: [segment(&stack, out), LinearSegment::default(), LinearSegment::default()],
             x: x.region.address,
             residual: residual.region.address,
-            ..linear(site, variant, &stack)
+            residual_stride: index(residual.stride),
+            ..linear(site, variant, &stack, x)
         },
         ids: ids.region.address,
         weights: weights.region.address,
@@ -245,21 +263,23 @@ pub(crate) fn down(
         old_ids: ids_before.address,
         x_slot: index(variant.x_slot),
         parts_at: index(variant.parts_at),
-        ..of_stack(&stack, ids.width)
+        weights_stride: index(weights.stride),
+        ..of_stack(&stack, rows, ids)
     };
     let reads = [x, ids, weights, residual].map(|rows| (Access::Read, rows.region));
     let updates = [messages, ids_sent, ids_before].map(|region| (Access::Update, region));
     let operands = reads.into_iter().chain([(Access::Write, out.region)]).chain(updates).collect();
-    let kernel = named!(stack.first.format, "expert_down_stream_", "");
+    let kernel = by_rows!(rows, stack.first.format, "expert_down_stream_");
     with_stack(launch(site, kernel, variant, &params, operands), &stack)
 }
 
-fn segment(stack: &DeviceExperts, out: Region) -> LinearSegment {
+fn segment(stack: &DeviceExperts, out: DeviceRows) -> LinearSegment {
     LinearSegment {
         weight: stack.first.values.address,
         scales: stack.first.scales.address,
         bias: stack.biases.address,
-        y: out.address,
+        y: out.region.address,
+        y_stride: index(out.stride),
         n: index(stack.first.rows),
         matrix_scale: 1.0,
         up_matrix_scale: 1.0,
@@ -267,23 +287,27 @@ fn segment(stack: &DeviceExperts, out: Region) -> LinearSegment {
     }
 }
 
-fn linear(site: &Site<'_>, variant: &ExpertsVariant, stack: &DeviceExperts) -> LinearStreamParams {
+fn linear(site: &Site<'_>, variant: &ExpertsVariant, stack: &DeviceExperts, x: DeviceRows) -> LinearStreamParams {
     LinearStreamParams {
         k: index(stack.first.row_len),
+        x_stride: index(x.stride / ROW_ALIGN),
+        x_row: index(variant.x_slot),
         stages: index(variant.stages),
         stage_rows: index(variant.stage_rows),
-        x_at: index(HEADER),
+        x_at: index(variant.x_at),
         ring_at: index(variant.ring_at),
         groups: index(site.target.multiprocessors),
         ..LinearStreamParams::default()
     }
 }
 
-fn of_stack(stack: &DeviceExperts, slots: usize) -> ExpertStreamParams {
+fn of_stack(stack: &DeviceExperts, rows: usize, ids: DeviceRows) -> ExpertStreamParams {
     let of_kernel = crate::kernels::experts::stack_params(stack);
     ExpertStreamParams {
         matrix_scales: stack.matrix_scales.address,
-        slots: index(slots),
+        slots: index(rows * ids.width),
+        row_slots: index(ids.width),
+        ids_stride: index(ids.stride),
         experts: index(stack.count),
         stride: of_kernel.stride,
         bias_stride: of_kernel.bias_stride,
@@ -310,11 +334,11 @@ mod tests {
 
     #[test]
     fn kernels_of_a_layer_share_a_multiprocessor_two_by_two() {
-        let qwen = |format, n, k| ExpertsShape { format, n, k, slots: 8 };
+        let qwen = |format, n, k| ExpertsShape { format, n, k, rows: 1, slots: 8 };
         for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
             let glu = glu_variant(&H200, qwen(format, 768, 2048)).unwrap();
             let down = down_variant(&H200, qwen(format, 2048, 768)).unwrap();
-            assert!(glu.stages > 0 && down.stages > 0 && down.parts_at > HEADER && down.ring_at > down.parts_at);
+            assert!(glu.stages > 0 && down.stages > 0 && down.parts_at > down.x_at && down.ring_at > down.parts_at);
             // A multiprocessor has a KiB more than a group may have, and keeps one for each group.
             let two = glu.group_bytes + down.group_bytes + (2 << 10);
             assert!(two <= (H200.group_bytes_max as usize) + (1 << 10), "{format:?}: {two} bytes");
@@ -323,7 +347,7 @@ mod tests {
 
     #[test]
     fn rows_that_leave_no_room_take_the_whole_group_or_another_kernel() {
-        let shape = ExpertsShape { format: DeviceFormat::BF16, n: 4096, k: 14_336, slots: 2 };
+        let shape = ExpertsShape { format: DeviceFormat::BF16, n: 4096, k: 14_336, rows: 1, slots: 2 };
         let whole = down_variant(&H200, shape).unwrap();
         assert!(whole.group_bytes > H200.group_bytes_max as usize * PLAIN_SHARE / 100, "{whole:?}");
         assert_eq!(down_variant(&H200, ExpertsShape { slots: 4, ..shape }), None);

@@ -58,6 +58,8 @@ pub(crate) fn row_groups_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShap
 /// Kernels that take rows in the order of their experts.
 #[derive(Clone, Copy, Debug)]
 enum ByExperts {
+    /// Not in their order: each row of two has slots of its own.
+    Alone,
     Stream(RowsVariant),
     Slabs(SlabVariant),
     Gemm,
@@ -65,7 +67,15 @@ enum ByExperts {
 
 impl ByExperts {
     /// All that can take these rows, first the one that is fastest on the device where it was measured.
-    fn ways(site: &Site<'_>, ids: Value, of: Routed, stack: &DeviceExperts, up: Option<&DeviceExperts>) -> Vec<Self> {
+    /// `alone`: the rows need not be in the order of experts.
+    fn ways(
+        site: &Site<'_>,
+        ids: Value,
+        of: Routed,
+        stack: &DeviceExperts,
+        up: Option<&DeviceExperts>,
+        alone: bool,
+    ) -> Vec<Self> {
         let (target, format) = (&site.target, stack.first.format);
         let has_gemm = gemm_experts::can_be(target, of.rows, stack, up);
         let stream = experts_rows::variant(target, of, stack, up)
@@ -85,12 +95,13 @@ impl ByExperts {
         let [low, high] = slabs;
         let mut ways = [stream, low, high, gemm];
         ways[..=best].rotate_right(1);
-        ways.into_iter().flatten().collect()
+        alone.then_some(Self::Alone).into_iter().chain(ways.into_iter().flatten()).collect()
     }
 
     /// What a table of choices calls it.
     fn label(&self) -> String {
         match self {
+            Self::Alone => "alone".to_owned(),
             Self::Stream(_) => "stream".to_owned(),
             Self::Slabs(variant) => format!("mma rows={}", variant.rows),
             Self::Gemm => "gemm".to_owned(),
@@ -128,15 +139,21 @@ impl InOrder {
             let (format, k, n) = (first.format, first.row_len, first.rows);
             format!("experts {format:?} rows={rows} slots={slots} of={experts} k={k} n={n}{glu}")
         };
-        let ways = ByExperts::ways(site, ids, of, &stack, up.as_ref());
+        let shape = ExpertsShape::new(&stack, of.rows, of.slots);
+        let alone = of.rows <= experts_stream::ROWS_MAX
+            && match *op {
+                Op::MoeGlu { ref gate, ref up, .. } => glu_variant(site, of.rows, of.slots, gate, up).is_some(),
+                _ => experts_stream::down_variant(&site.target, shape).is_some(),
+            };
+        let ways = ByExperts::ways(site, ids, of, &stack, up.as_ref(), alone);
         let by = site.target.tuned.pick(key, ways, ByExperts::label, 0)?;
-        rows_follow.then_some(Self { ids, of, by })
+        (rows_follow && !matches!(by, ByExperts::Alone)).then_some(Self { ids, of, by })
     }
 
     /// Where rows are put in the order of their experts.
     fn groups(&self, site: &Site<'_>) -> RowGroups {
         let tile_rows = match self.by {
-            ByExperts::Stream(_) => experts_rows::TILE_ROWS,
+            ByExperts::Stream(_) | ByExperts::Alone => experts_rows::TILE_ROWS,
             ByExperts::Slabs(variant) => variant.rows,
             ByExperts::Gemm => gemm_experts::tile_rows(self.of),
         };
@@ -162,6 +179,7 @@ impl InOrder {
         y: (Region, usize),
     ) -> Vec<Launch> {
         match &self.by {
+            ByExperts::Alone => unreachable!("these rows are in no order"),
             ByExperts::Stream(variant) => vec![experts_rows::launch(site, variant, inputs, stack, up, groups, y)],
             ByExperts::Slabs(variant) => experts_mma::launches(site, *variant, inputs, stack, up, groups, y, None),
             ByExperts::Gemm => gemm_experts::launches(site, inputs, stack, up, groups, y),
@@ -190,7 +208,7 @@ fn grouped_behind(site: &Site<'_>, chosen: Value) -> Option<InOrder> {
     let target = site.loaded.target.of(glu.name());
     let in_order = InOrder::new(&Site { target, grouped: Some((chosen, experts_rows::TILE_ROWS)), ..*site }, glu);
     in_order.filter(|in_order| match in_order.by {
-        ByExperts::Stream(_) => true,
+        ByExperts::Stream(_) | ByExperts::Alone => true,
         ByExperts::Slabs(_) => experts_rows::can_route(in_order.of),
         ByExperts::Gemm => false,
     })
@@ -280,7 +298,7 @@ pub(crate) fn glu(
         return grouping.into_iter().chain(launches).collect();
     }
     let [x, ids, out] = [x, ids, out].map(|value| site.place(value));
-    if let Some(variant) = glu_variant(site, x, ids, gate, up) {
+    if let Some(variant) = glu_variant(site, site.num_rows(x.rows), ids.width, gate, up) {
         return vec![experts_stream::glu(site, &variant, [x, ids, out], norm, [gate, up], activation, None)];
     }
     let normed = site.normed(x, x.rows);
@@ -332,31 +350,30 @@ pub(crate) fn down(
         return launches;
     }
     let [x, ids, weights, residual, out] = [x, ids, weights, residual, out].map(|value| site.place(value));
-    let shape = ExpertsShape::new(&site.loaded.weights.stack(down), ids.width);
-    let streamed = if site.num_rows(x.rows) == 1 { experts_stream::down_variant(&site.target, shape) } else { None };
-    if let Some(variant) = streamed {
+    let shape = ExpertsShape::new(&site.loaded.weights.stack(down), site.num_rows(x.rows), ids.width);
+    if let Some(variant) = experts_stream::down_variant(&site.target, shape) {
         return vec![experts_stream::down(site, &variant, [x, ids, weights], down, residual, site.routed, out)];
     }
     vec![experts::launch(site, x, ids, down, ExpertsKind::Down { weights, residual }, out)]
 }
 
-/// How the gated units of one row are streamed, where they are: gates and ups at the same distances.
+/// How the gated units of one row or two are streamed, where they are: gates and ups at the same distances.
 fn glu_variant(
     site: &Site<'_>,
-    x: DeviceRows,
-    ids: DeviceRows,
+    rows: usize,
+    slots: usize,
     gate: &Experts,
     up: &Experts,
 ) -> Option<experts_stream::ExpertsVariant> {
     let (gates, ups) = (site.loaded.weights.stack(gate), site.loaded.weights.stack(up));
     let alike = gates.stride == ups.stride && (up.bias.is_none() || gates.bias_stride == ups.bias_stride);
-    if site.num_rows(x.rows) != 1 || !alike || gate.bias.is_some() != up.bias.is_some() {
+    if !alike || gate.bias.is_some() != up.bias.is_some() {
         return None;
     }
-    experts_stream::glu_variant(&site.target, ExpertsShape::new(&gates, ids.width))
+    experts_stream::glu_variant(&site.target, ExpertsShape::new(&gates, rows, slots))
 }
 
-/// Router and gated units of one row in one launch, where the one follows the other, the sum of the experts reads and
+/// Router and gated units of one row or two in one launch, where the one follows the other, the sum of the experts reads and
 /// forgets the router's messages, and there is a kernel for it.
 pub(crate) fn route_glu(site: &Site<'_>, at: usize) -> Option<Launch> {
     let ops = &site.loaded.plan.ops;
@@ -370,8 +387,14 @@ pub(crate) fn route_glu(site: &Site<'_>, at: usize) -> Option<Launch> {
         return None;
     }
     let [x, ids, weights, out] = [x, ids, weights, out].map(|value| site.place(value));
-    let variant = glu_variant(site, x, ids, gate, up)?;
-    let shape = ExpertsShape::new(&site.loaded.weights.stack(down), ids.width);
+    let rows = site.num_rows(x.rows);
+    let variant = glu_variant(site, rows, ids.width, gate, up)?;
+    let shape = ExpertsShape::new(&site.loaded.weights.stack(down), rows, ids.width);
+    // Where rows are put in the order of experts, the router does that.
+    let in_order = |op: &Op| InOrder::new(&Site { target: site.loaded.target.of(op.name()), ..*site }, op).is_some();
+    if in_order(next) || in_order(after) {
+        return None;
+    }
     // The results are written while the op ahead may still read its rows.
     let apart = [ids, weights, out].iter().all(|rows| rows.region.is_apart(x.region));
     if !apart
@@ -405,7 +428,7 @@ pub(crate) fn routed_layer(ops: &[Op], at: usize) -> RoutedLayer {
 
 /// Whether routers may send messages: the last layer may have one row, of outputs, where the others have more.
 fn has_messages(loaded: &LoadedPlan<'_>, shape: StepShape) -> bool {
-    loaded.target.groups_meet && shape.tokens == 1
+    loaded.target.groups_meet && shape.tokens <= experts_stream::ROWS_MAX
 }
 
 /// Bytes of the messages of routers.
