@@ -20,9 +20,11 @@
 //! - `prefill:SHAPE:FORMAT:TOKENS`: a prompt.
 //! - `profile:SHAPE:FORMAT:BATCH:DEPTH`, `profile-prompt:SHAPE:FORMAT:TOKENS`: what each kind of op
 //!   adds to a replay, and takes by itself.
+//! - `alike:TRIALS`: so many steps of random sequences for each of six formats, whose rows must have the bits that they have one by
+//!   one, under `--batch-invariant`.
 //! - `steady:SHAPE:FORMAT:TOKENS`: the counters of a long run must be one submission and one wait a step.
 //!
-//! `--force-variant=OP=KERNEL` before them is as in `hotmetal bench`. Kernels are those of the folder
+//! `--batch-invariant` and `--force-variant=OP=KERNEL` before them are as in `hotmetal bench`. Kernels are those of the folder
 //! `HOTMETAL_KERNEL_SRC`, where that is set. With `HOTMETAL_SHARED_APART` shared experts of these models are ops of their own,
 //! and not among the routed ones.
 
@@ -55,6 +57,8 @@ type Checked<T = ()> = Result<T, Box<dyn Error>>;
 
 fn main() -> Checked {
     let (flags, jobs): (Vec<_>, Vec<_>) = std::env::args().skip(1).partition(|arg| arg.starts_with("--"));
+    let (invariant, flags): (Vec<_>, Vec<_>) = flags.into_iter().partition(|flag| flag == "--batch-invariant");
+    let batch_invariant = !invariant.is_empty();
     let forced = flags.iter().map(|flag| {
         let variant = flag.strip_prefix("--force-variant=").ok_or_else(|| format!("there is no `{flag}`"))?;
         Ok(variant.parse::<ForcedVariant>()?)
@@ -62,7 +66,7 @@ fn main() -> Checked {
     let forced = forced.collect::<Checked<_>>()?;
     let tuning: &'static Tuning = Box::leak(Box::default());
     let tuned = if jobs.iter().any(|job| job.starts_with("ways:")) { Tuned::by(tuning) } else { Tuned::NONE };
-    let options = GpuOptions { forced, tuned, ..GpuOptions::default() };
+    let options = GpuOptions { batch_invariant, forced, tuned, ..GpuOptions::default() };
     let device = match std::env::var_os("HOTMETAL_KERNEL_SRC").map(PathBuf::from) {
         Some(folder) => {
             let cache = Some(folder.join("compiled"));
@@ -82,6 +86,7 @@ fn main() -> Checked {
             ["goldens"] => golden_texts(&device)?,
             ["parity"] => parity(&device)?,
             ["gemm"] => gemm(&device)?,
+            ["alike", trials] => alike(&device, trials.parse()?)?,
             ["draws"] => draws(&device)?,
             ["blocks"] => copied_blocks_give_the_same_bits(&device),
             ["attention"] => attention_layers(&device)?,
@@ -258,7 +263,10 @@ fn gemm(device: &GpuBackend) -> Checked {
     const WAYS_OF: [usize; 4] = [7, 29, 33, 64];
     let tuning: &'static Tuning = Box::leak(Box::default());
     let tuned = device.clone().with_options(GpuOptions { tuned: Tuned::by(tuning), ..GpuOptions::default() })?;
-    let exact = device.clone().with_options(GpuOptions { batch_invariant: true, ..GpuOptions::default() })?;
+    let plain =
+        ["norm_linear", "norm_glu", "linear", "linear_residual", "logits"].map(|op| format!("{op}=linear").parse());
+    let forced = plain.into_iter().chain(["attention=attention".parse()]).collect::<Result<_, _>>()?;
+    let exact = device.clone().with_options(GpuOptions { batch_invariant: true, forced, ..GpuOptions::default() })?;
     let config = serde_json::json!({
         "model_type": "qwen2", "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 1, "vocab_size": 515, "rms_norm_eps": 1e-6,
@@ -319,6 +327,96 @@ fn gemm(device: &GpuBackend) -> Checked {
                 tuning.set(&key, None);
             }
             println!("  {ways} ways to launch them, off by at most {worst_of_ways:.1e} deviations");
+        }
+    }
+    Ok(())
+}
+
+/// Rows of random steps, beside the same rows one by one: every bit must be the same, whatever rows a step has, whichever of them are
+/// in the cache already and in which blocks they lie. Matrices have 1, 2 and 4 parts.
+fn alike(device: &GpuBackend, trials: usize) -> Checked {
+    const SEQUENCES: usize = 4;
+    const POSITIONS: usize = 320;
+    const ROWS_MAX: usize = 256;
+    let exact = device.clone().with_options(GpuOptions { batch_invariant: true, ..GpuOptions::default() })?;
+    let config = serde_json::json!({
+        "model_type": "qwen2", "hidden_size": 1024, "intermediate_size": 9216, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 11_003, "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0, "max_position_embeddings": 4096, "tie_word_embeddings": false,
+    });
+    let plan = Arc::new(fuse(restrict_outputs(models::build_plan(&config, &AnyShape)?)));
+    let formats = [
+        (WeightFormat::F16, None),
+        (WeightFormat::BF16, None),
+        (WeightFormat::Q8_0, None),
+        (WeightFormat::Q4_0, None),
+        (WeightFormat::Q4_K, None),
+        (WeightFormat::Q6_K, None),
+        (WeightFormat::Q4_0, Some(128)),
+        (WeightFormat::Q5_0, Some(128)),
+        (WeightFormat::MXFP4, None),
+        (WeightFormat::NVFP4, None),
+        (WeightFormat::FP8, None),
+    ];
+    for (format, group) in formats {
+        let mut rng = Rng::new(77);
+        let mut weights = random_weights(&plan, &mut rng, format);
+        group.into_iter().for_each(|group| weights.iter_mut().for_each(|tensor| *tensor = in_groups(tensor, group)));
+        let blocks_of_one = POSITIONS.div_ceil(BLOCK_LEN);
+        // Each sequence lies in the cache twice.
+        let kv = KvLayout { format: KvFormat::F16, block_len: BLOCK_LEN, num_blocks: 2 * SEQUENCES * blocks_of_one };
+        let mut executable = exact.load(plan.clone(), weights, kv)?;
+        let texts: Vec<_> = (0..SEQUENCES).map(|_| rng.tokens(POSITIONS, plan.vocab_size)).collect();
+        let mut expected = vec![vec![]; SEQUENCES];
+        for (sequence, text) in texts.iter().enumerate() {
+            for position in 0..POSITIONS {
+                let mut input = StepInput::default();
+                input.push_sequence(&text[position..=position], position, &table(sequence, POSITIONS));
+                input.output_rows = vec![0];
+                expected[sequence].push(executable.replay(&input)?.to_vec());
+            }
+        }
+        // What is in the second place of a sequence.
+        let mut seen = [0; SEQUENCES];
+        let (mut rows, mut different) = (0, 0);
+        for _ in 0..trials {
+            let mut input = StepInput::default();
+            let mut places = vec![];
+            let mut below = |n: usize| rng.tokens(1, n)[0] as usize;
+            for (sequence, text) in texts.iter().enumerate() {
+                if below(3) == 0 && !(sequence + 1 == SEQUENCES && places.is_empty()) {
+                    continue;
+                }
+                let most = [1, 2, 9, 40, 70, ROWS_MAX][below(6)].min(ROWS_MAX - input.token_ids.len());
+                let again = below(2) == 1;
+                if most == 0 {
+                    continue;
+                }
+                let begin = match again {
+                    true if seen[sequence] == POSITIONS || below(8) == 0 => 0,
+                    true => seen[sequence],
+                    false => below(POSITIONS),
+                };
+                let end = (begin + 1 + below(most)).min(POSITIONS);
+                if again {
+                    seen[sequence] = end;
+                }
+                let place = if again { SEQUENCES + sequence } else { sequence };
+                input.push_sequence(&text[begin..end], begin, &table(place, POSITIONS));
+                places.extend((begin..end).map(|position| (sequence, position)));
+            }
+            input.output_rows = (0..input.token_ids.len() as u32).collect();
+            let found = executable.replay(&input)?;
+            for (found, &(sequence, position)) in found.chunks_exact(plan.vocab_size).zip(&places) {
+                let expected = &expected[sequence][position];
+                different += found.iter().zip(expected).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+                rows += 1;
+            }
+        }
+        let name = group.map_or(format.to_string(), |group| format!("INT4 in groups of {group}, read as {format}"));
+        println!("alike {name}: {trials} steps, {rows} rows, {different} numbers with other bits");
+        if different > 0 {
+            return Err(format!("{name}: {different} numbers have other bits").into());
         }
     }
     Ok(())

@@ -521,7 +521,8 @@ impl Backend for GpuBackend {
         // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel
         // that streams Q8_0 for one row. Matrices of 8 by 8 are of f32.
         let GpuOptions { batch_invariant, .. } = self.options;
-        let exact = batch_invariant || self.target().matrix == Matrix::EightByEight;
+        let has_matrix = self.target().matrix >= Matrix::SimdGroup;
+        let exact = batch_invariant && !has_matrix || self.target().matrix == Matrix::EightByEight;
         let activations: fn(WeightFormat) -> ActivationRounding = if exact {
             |_| ActivationRounding::F32
         } else {
@@ -533,7 +534,7 @@ impl Backend for GpuBackend {
             }
         };
         // So does attention of many rows of a sequence.
-        let attention: fn(KvFormat) -> ActivationRounding = if batch_invariant {
+        let attention: fn(KvFormat) -> ActivationRounding = if batch_invariant && !has_matrix {
             |_| ActivationRounding::F32
         } else {
             |format| match format {

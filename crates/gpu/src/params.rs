@@ -181,6 +181,10 @@ params! {
         bias_stride: i32,
         x_slot: i32,
         parts_at: i32,
+        row_slots: i32,
+        ids_stride: i32,
+        weights_stride: i32,
+        padding: i32,
     }
 
     /// `linear_batch.h`
@@ -458,7 +462,8 @@ params! {
         values: TensorMap,
         of: AttentionParams,
         chunk: i32,
-        padding: [i32; 5],
+        align: i32,
+        padding: [i32; 4],
     }
 
     /// `sm90/expanded_attention.h`
@@ -656,7 +661,9 @@ params! {
         height: i32,
         columns: i32,
         factor: f32,
-        padding: [i32; 11],
+        parts: i32,
+        row_tiles: i32,
+        padding: [i32; 9],
     }
 
     /// `sm90/gemm_experts.h`

@@ -18,6 +18,8 @@ pub(crate) enum Tiles {
     None,
     /// In tiles, from the cache.
     Cached,
+    /// The same of all rows, also those that are alone: no other kernel has the same bits.
+    All,
     /// In tiles, from keys and values that are made of a latent cache, where a sequence has `rows_min` of them: there is
     /// room for `blocks` blocks of the cache.
     Expanded { rows_min: usize, blocks: usize },
@@ -28,6 +30,7 @@ impl Tiles {
     fn rows_min(self) -> Option<usize> {
         match self {
             Self::None => None,
+            Self::All => Some(1),
             Self::Cached => Some(ATTENTION_SINGLES_MAX + 1),
             Self::Expanded { rows_min, .. } => Some(rows_min),
         }
@@ -136,7 +139,7 @@ impl StepLayout {
     pub(crate) fn has_room(&self, input: &StepInput) -> bool {
         match self.tiles {
             Tiles::Expanded { blocks, .. } => self.blocks_in_tiles(input) <= blocks,
-            Tiles::None | Tiles::Cached => true,
+            Tiles::None | Tiles::Cached | Tiles::All => true,
         }
     }
 

@@ -97,11 +97,11 @@ impl Target {
     pub(crate) fn kernels_of(&self, op: &str) -> Vec<Kernel> {
         let is_here = |kernel: &Kernel| match kernel {
             Kernel::Linear | Kernel::Attention => true,
-            Kernel::AttentionF16 => self.matrix >= Matrix::SimdGroup,
-            Kernel::AttentionTiles => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
+            Kernel::AttentionF16 | Kernel::AttentionTiles | Kernel::GemmMma => self.matrix >= Matrix::SimdGroup,
             Kernel::LinearStream => self.bulk_copies && !self.batch_invariant,
-            Kernel::LinearBatch | Kernel::GemmMma => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
-            Kernel::Gemm => self.matrix != Matrix::SimdGroup && !self.batch_invariant,
+            Kernel::LinearBatch => self.matrix >= Matrix::SimdGroup && !self.batch_invariant,
+            Kernel::Gemm if self.batch_invariant => self.matrix == Matrix::FourSimdGroups,
+            Kernel::Gemm => self.matrix != Matrix::SimdGroup,
         };
         forced::kernels_of(op).iter().copied().filter(is_here).collect()
     }

@@ -17,6 +17,13 @@ fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) 
     load_in(Cuda, order, plan, weights, kv)
 }
 
+/// Kernels without matrix instructions: they round nothing, and a matrix has the same bits alone as beside others in a launch.
+fn plain() -> GpuOptions {
+    let ops = ["linear", "norm_linear", "linear_residual", "norm_glu", "logits"].map(|op| format!("{op}=linear"));
+    let forced = ops.iter().map(String::as_str).chain(["attention=attention"]).map(|text| text.parse().unwrap());
+    GpuOptions { batch_invariant: true, forced: forced.collect(), ..GpuOptions::default() }
+}
+
 fn load_in(
     dialect: SimDialect,
     order: ThreadOrder,
@@ -24,8 +31,7 @@ fn load_in(
     weights: &[Tensor],
     kv: KvLayout,
 ) -> Box<dyn Executable> {
-    let options = GpuOptions { batch_invariant: true, ..GpuOptions::default() };
-    GpuBackend::simulator_of(dialect, order, 1 << 30, options).load(plan.clone(), weights.to_vec(), kv).unwrap()
+    GpuBackend::simulator_of(dialect, order, 1 << 30, plain()).load(plan.clone(), weights.to_vec(), kv).unwrap()
 }
 
 fn load_with(
@@ -188,12 +194,57 @@ fn are_close(textbook: &Arc<Plan>, weights: &[Tensor], format: &str) {
             // Attention rounds to f16, one row of activations to bytes, and Q8_0 the numbers of NVFP4.
             let rounding = match (format, batch_invariant) {
                 ("q8_0", _) => ActivationRounding::Q8Blocks,
-                (_, true) => ActivationRounding::F32,
+                (_, true) => ActivationRounding::F16,
                 (_, false) if chunk > 1 || dialect == Metal => ActivationRounding::F16,
                 _ => ActivationRounding::Q8Blocks,
             };
             let most = testing::tolerance::model_nmse_max(rounding, kv.format);
             assert!(off < most, "{format}, {dialect:?}, {chunk} at a time: off by {off:e} of the mean square");
+        }
+    }
+}
+
+/// Under `--batch-invariant` one row takes the kernels of many, on matrix instructions: a row has the bits that it has alone in
+/// steps of all sizes, beside other sequences, and in other blocks of the cache.
+#[test]
+fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
+    let config = serde_json::json!({
+        "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "vocab_size": 67, "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0, "max_position_embeddings": 4096, "tie_word_embeddings": false,
+    });
+    let plan = Arc::new(fuse(models::build_plan(&config, &AnyShape).unwrap()));
+    let options = GpuOptions { batch_invariant: true, ..GpuOptions::default() };
+    let kv = KvLayout { format: KvFormat::F16, block_len: 16, num_blocks: 24 };
+    let tables = [[0, 1, 2, 3, 4, 5], [11, 10, 9, 8, 7, 6], [12, 13, 14, 15, 16, 17], [18, 19, 20, 21, 22, 23]];
+    let mut rng = Rng::new(12);
+    let texts = [(); 2].map(|()| rng.tokens(60, plan.vocab_size));
+    for format in [WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_K] {
+        let weights = random_weights(&plan, &mut Rng::new(5), format);
+        let device = |order| GpuBackend::simulator(order, 1 << 30, options);
+        let mut executable = device(ThreadOrder::Forward).load(plan.clone(), weights.clone(), kv).unwrap();
+        for tokens in [1, 60] {
+            let infos = executable.variants(StepShape { tokens, sequences: 1, outputs: tokens }).unwrap();
+            for kernel in ["gemm_mma_", "attention_tiles_d64"] {
+                assert!(infos.iter().any(|info| info.variant.contains(kernel)), "{tokens} rows, {kernel}: {infos:?}");
+            }
+        }
+        let expected = [0, 1].map(|text| bits(&mut *executable, &texts[text], 1, &tables[text]));
+        for (chunk, order) in [(60, ThreadOrder::Reverse), (37, ThreadOrder::Forward), (17, ThreadOrder::Reverse)] {
+            let mut executable = device(order).load(plan.clone(), weights.clone(), kv).unwrap();
+            assert!(bits(&mut *executable, &texts[0], chunk, &tables[2]) == expected[0], "{format}, {chunk} at a time");
+        }
+        // Both texts in each step, the second 5 positions behind; their first positions are in the cache.
+        for first in [8, 19] {
+            let mut input = StepInput::default();
+            input.push_sequence(&texts[0][first..first + 40], first, &tables[0]);
+            input.push_sequence(&texts[1][first - 5..first - 4], first - 5, &tables[1]);
+            input.output_rows = (0..41).collect();
+            let found: Vec<_> = executable.replay(&input).unwrap().iter().map(|x| x.to_bits()).collect();
+            let row = |text: usize, position: usize| &expected[text][position * plan.vocab_size..][..plan.vocab_size];
+            let alone: Vec<_> = (first..first + 40).flat_map(|position| row(0, position)).copied().collect();
+            assert!(found[..alone.len()] == alone, "{format}, from {first}");
+            assert!(found[alone.len()..] == *row(1, first - 5), "{format}, from {first}: one row beside 40");
         }
     }
 }

@@ -255,7 +255,7 @@ struct ExpandedRows {
     return vector < VECTORS ? vectors4(p.q + (i64(row) * p.q_stride + head * (D - EXPAND_ROPE)))[vector]
                             : vectors4(q_rope + (i64(row) * q_rope_stride + head * EXPAND_ROPE))[vector - VECTORS];
   }
-  PART i32 slot(CONST AttentionParams<f16>& p, const TileWork& w, i32 position) const {
+  PART i32 slot(CONST AttentionParams<f16>& p, const PromptWork& w, i32 position) const {
     const i32 block = position / p.block_len;
     return ((p.table_starts[w.first_row] + block) * p.kv_heads + w.kv_head) * p.block_len + position - block * p.block_len;
   }

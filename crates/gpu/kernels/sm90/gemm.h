@@ -35,7 +35,8 @@ struct GemmParams {
   i32 residual_stride, tiles;  // of all segments
   i32 glu, stages, height, columns;  // gemm_narrow: stages of the ring, rows of weights of a tile
   f32 factor;                        // by which products are multiplied where there are no row_scales
-  i32 padding[11];
+  i32 parts, row_tiles;              // gemm_alike: parts of k, and, of up to 64 rows, tiles of rows
+  i32 padding[9];
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -102,7 +103,7 @@ struct GemmTile {
 
 // Which weights multiply which rows: one matrix a segment, and all rows. gemm_experts.h has another answer.
 struct GemmAll {
-  enum { BY_EXPERTS = 0 };
+  enum { BY_EXPERTS = 0, IN_PARTS = 0 };
   PART i32 token_tiles(CONST GemmParams& p, i32 tokens) const { return (p.rows[0] + tokens - 1) / tokens; }
   template <bool SHARED, bool GLU>
   PART GemmTile tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) const;
@@ -119,6 +120,9 @@ struct GemmAll {
   // The row of y that the result of a row of x is.
   PART i32 y_row(i32 token) const { return token; }
 };
+
+// gemm_alike: k in as many parts as the matrix asks for, each summed for itself, then added up from the first on.
+struct GemmAlike : GemmAll { enum { IN_PARTS = 1 }; };
 
 template <bool SHARED, bool GLU>
 PART GemmTile GemmAll::tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) const {
@@ -277,7 +281,7 @@ FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, const E& of, Gem
   enum { SHARED = GemmShared<E, TOKENS>::VALUE, CUT = E::BY_EXPERTS && TOKENS >= 64 };
   const i32 live = CUT ? tile.rows - tile.token : i32(TOKENS);
   i32 before = -1;
-  enum { AT_ONCE = TOKENS == 256 ? 2 : 4 };  // stages whose fragments have registers of their own
+  enum { AT_ONCE = TOKENS == 256 || E::IN_PARTS ? 2 : 4 };  // stages whose fragments have registers of their own
   u32 w[AT_ONCE][4][4];
   typename W::Unit unit_a, unit_b, next_a = W::unit(scales_a, tile.begin / GEMM_UNIT, t), next_b = W::unit(scales_b, tile.begin / GEMM_UNIT, t);
   ROLL for (i32 stage = tile.begin; stage < tile.end; stage += AT_ONCE) {
@@ -518,9 +522,23 @@ FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
       GemmScales<TOKENS> scales;
       UNROLL for (i32 i = 0; i < GemmScales<TOKENS>::COUNT; i++)
         scales.of[i] = gemm_row_scale(p, tile.token + i * 128 + simd * SIMD + t.lane, tile.rows);
-      GemmSum<W, W::IN_REGISTERS>::template run<TOKENS, GLU>(sum, p, of, ring, tile, half, simd, t.lane);
       CONST GemmSegment& s = p.segments[tile.segment];
-      if (HasMatrixScale<W>::VALUE) gemm_scale_sums<W>(sum, of.matrix_scale(s, tile), of.up_matrix_scale(s, tile), GLU);
+      if (E::IN_PARTS) {
+        f32 part_sum[Shape::SUMS];
+        const i32 units = (tile.end + GEMM_UNIT - 1) / GEMM_UNIT;
+        ROLL for (i32 part = 0; part < p.parts; part++) {
+          GemmTile of_part = tile;
+          of_part.begin = units * part / p.parts * GEMM_UNIT;
+          of_part.end = mini(units * (part + 1) / p.parts * GEMM_UNIT, tile.end);
+          UNROLL for (i32 i = 0; i < Shape::SUMS; i++) part_sum[i] = 0.f;
+          GemmSum<W, W::IN_REGISTERS>::template run<TOKENS, GLU>(part_sum, p, of, ring, of_part, half, simd, t.lane);
+          if (HasMatrixScale<W>::VALUE) gemm_scale_sums<W>(part_sum, of.matrix_scale(s, tile), of.up_matrix_scale(s, tile), GLU);
+          UNROLL for (i32 i = 0; i < Shape::SUMS; i++) sum[i] += part_sum[i];
+        }
+      } else {
+        GemmSum<W, W::IN_REGISTERS>::template run<TOKENS, GLU>(sum, p, of, ring, tile, half, simd, t.lane);
+        if (HasMatrixScale<W>::VALUE) gemm_scale_sums<W>(sum, of.matrix_scale(s, tile), of.up_matrix_scale(s, tile), GLU);
+      }
       if (parts) {
         gemm_finish_part<TOKENS, GLU>(p, of, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rank, size);
         phase ^= 1;
@@ -538,6 +556,9 @@ FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
 template <class W, i32 TOKENS, bool GLU>
 FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) { gemm_of<W, TOKENS, GLU>(p, GemmAll(), g, t); }
 
+template <class W, bool GLU>
+FN void gemm_alike(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) { gemm_of<W, 128, GLU>(p, GemmAlike(), g, t); }
+
 #define GEMM_KERNEL(NAME, ...)                                                                                              \
   extern "C" __global__ void __launch_bounds__(384, 1) NAME(const __grid_constant__ GemmParams p) {                         \
     extern __shared__ __align__(1024) unsigned char group_memory[];                                                         \
@@ -548,7 +569,9 @@ FN void gemm(CONST GemmParams& p, GROUP GemmGroup& g, Lane t) { gemm_of<W, TOKEN
   GEMM_KERNEL(gemm_##FORMAT##_t256, gemm<W, 256, false>)               \
   GEMM_KERNEL(gemm_##FORMAT##_t128, gemm<W, 128, false>)               \
   GEMM_KERNEL(gemm_glu_##FORMAT##_t256, gemm<W, 256, true>)            \
-  GEMM_KERNEL(gemm_glu_##FORMAT##_t128, gemm<W, 128, true>)
+  GEMM_KERNEL(gemm_glu_##FORMAT##_t128, gemm<W, 128, true>)            \
+  GEMM_KERNEL(gemm_alike_##FORMAT##_t128, gemm_alike<W, false>)        \
+  GEMM_KERNEL(gemm_glu_alike_##FORMAT##_t128, gemm_alike<W, true>)
 GEMM(f16, GemmF16)
 GEMM(bf16, GemmBF16)
 GEMM(q8_0, GemmQ8_0)

@@ -31,7 +31,7 @@ struct GemmExperts {
   i32 stride, bias_stride;  // from expert to expert: of scales in 16 bytes, of biases in numbers
   i32 padding[4];
 #if __CUDA_ARCH_FEAT_SM90_ALL
-  enum { BY_EXPERTS = 1 };
+  enum { BY_EXPERTS = 1, IN_PARTS = 0 };
   PART i32 token_tiles(CONST GemmParams& p, i32 tokens) const { return num_tiles[0]; }
   // Tiles of the same rows follow each other: weights are read by all multiprocessors, rows from the second cache.
   template <bool SHARED, bool GLU>

@@ -10,6 +10,10 @@
 // gemm_tall: the same for 33 to 64 rows of x. Its tiles are up to 256 rows of weights by 128 bytes. Four SIMD groups together have 64 of
 // these rows, in every stage, and each finishes its own sums from registers: lower tiles spend a third of the time in adding up what SIMD
 // groups made, and their second round leaves many multiprocessors with nothing to do. No groups share k.
+//
+// gemm_alike: the same for 1 to 64 rows whose bits must not depend on how many rows there are. k is cut in `parts` (1, 2 or 4) that
+// follow from the matrix alone, each a run of k that four SIMD groups multiply from its begin to its end; parts are added from the first
+// on. gemm.h cuts k likewise for more rows, and an output is the same 16s of k in the same order there, however wide the instruction is.
 #if __CUDA_ARCH_FEAT_SM90_ALL
 enum {
   NARROW_MULTIPLIERS = 16,      // SIMD groups; one more copies weights, and one rows
@@ -32,20 +36,36 @@ template <class W, bool IN_REGISTERS = W::IN_REGISTERS != 0> struct NarrowScales
 };
 template <class W> struct NarrowScales<W, false> { enum { OF_256 = 0, ONE = 0, TWO = 0, STAGE = 0 }; };
 
-template <class W, i32 N, bool TALL> struct NarrowFormat {
+enum NarrowKind { NARROW_LOW, NARROW_TALL, NARROW_ALIKE };
+template <class W, i32 N, NarrowKind KIND> struct NarrowFormat {
   enum {
-    TURNS = TALL ? 1 : 2,                         // a SIMD group has every stage, or every second
-    WEIGHTS = (TALL ? 2 : 1) * i32(NARROW_WEIGHTS),
+    TURNS = KIND == NARROW_LOW ? 2 : 1,           // a SIMD group has every second stage, or every one
     K = W::IN_REGISTERS ? 128 * W::PACK : 64,     // numbers in 128 bytes of a row of weights
-    UNIT = TALL ? 256 : K < 256 ? 512 : 4 * K,    // of k, by which groups share it: `TURNS` stages, or a multiple, and blocks of 256
-    SCALES = (TALL ? 2 : 1) * i32(NarrowScales<W>::STAGE),
+    UNIT = TURNS == 1 ? 256 : K < 256 ? 512 : 4 * K,  // of k, by which groups share it: `TURNS` stages, or a multiple, and blocks of 256
     X_TILE = N * GEMM_K * 2,
-    X_TILES = K / GEMM_K
+    X_TILES = K / GEMM_K,
+    ALIKE = KIND == NARROW_ALIKE
   };
-  // Bytes of a stage: of 32 and 64 rows with room for no more columns than there are, so that there are more stages. Of fewer rows more
-  // stages are slower.
-  static PART i32 stage(CONST GemmParams& p) { return WEIGHTS + SCALES + (N >= 32 ? p.columns : 2) * (X_TILES * X_TILE); }
+  // Bytes of a stage: weights, scales, then rows. Of gemm_alike as many as tiles are high, because low tiles need many stages to
+  // have enough on their way; rows of scales stay on whole KB for what follows.
+  static PART i32 weights(CONST GemmParams& p) {
+    return KIND == NARROW_ALIKE ? p.parts * p.height * 128 : (KIND == NARROW_TALL ? 2 : 1) * i32(NARROW_WEIGHTS);
+  }
+  static PART i32 scales(CONST GemmParams& p) {
+    if (KIND == NARROW_ALIKE) return (p.parts * p.height * i32(NarrowScales<W>::ONE) + 1023) / 1024 * 1024;
+    return (KIND == NARROW_TALL ? 2 : 1) * i32(NarrowScales<W>::STAGE);
+  }
+  // Of 32 and 64 rows with room for no more columns than there are, so that there are more stages. Of fewer rows more stages are slower.
+  static PART i32 columns(CONST GemmParams& p) { return KIND == NARROW_ALIKE ? p.parts : N >= 32 ? p.columns : 2; }
+  static PART i32 stage(CONST GemmParams& p) { return weights(p) + scales(p) + columns(p) * (X_TILES * X_TILE); }
 };
+
+// A part of k of gemm_alike, in stages.
+struct NarrowRun { i32 begin, count; };
+template <class Format> FN NarrowRun narrow_run(CONST GemmParams& p, i32 part) {
+  const i32 units = (p.k + Format::UNIT - 1) / Format::UNIT, each = Format::UNIT / Format::K, begin = units * part / p.parts;
+  return {begin * each, (units * (part + 1) / p.parts - begin) * each};
+}
 
 struct NarrowTile { i32 segment, row; };
 FN NarrowTile narrow_tile(CONST GemmParams& p, i32 index) {
@@ -69,6 +89,8 @@ FN NarrowShare narrow_share(CONST GemmParams& p, i32 group) {
   const i32 units = (p.k + Format::UNIT - 1) / Format::UNIT, each = Format::UNIT / s.stage_k;
   s.begin = units * s.rank / s.sharers * each;
   s.count = units * (s.rank + 1) / s.sharers * each - s.begin;
+  // Of gemm_alike a stage has one of each part, and the last part has the most.
+  if (Format::ALIKE) s.count = narrow_run<Format>(p, p.parts - 1).count;
   return s;
 }
 
@@ -89,9 +111,9 @@ template <i32 STEP> FN void narrow_next(CONST GemmParams& p, NarrowRing& ring) {
 
 // One SIMD group, whose lanes all count, so that it takes no registers of lanes; the first asks. Weights, without a stop from
 // tile to tile, and before the kernel ahead has ended.
-template <class W, i32 N, bool TALL>
+template <class W, i32 N, NarrowKind KIND>
 FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share, i32 lane) {
-  typedef NarrowFormat<W, N, TALL> Format;
+  typedef NarrowFormat<W, N, KIND> Format;
   const i32 bytes = p.height * (p.columns * 128 + narrow_scales<W>(p));
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
     const NarrowTile tile = narrow_tile(p, index);
@@ -110,8 +132,9 @@ FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowSh
           else copy_tile_2d(to + p.height * 128, s.weight, full, second, tile.row);
         }
         if (W::IN_REGISTERS) {
-          if (p.glu) copy_tile_4d(to + Format::WEIGHTS, s.scale_tiles, full, scales, 0, 0, tile.row / 8);
-          else copy_tile_2d(to + Format::WEIGHTS, s.scale_tiles, full, scales, tile.row);
+          const u32 behind = to + Format::weights(p);
+          if (p.glu) copy_tile_4d(behind, s.scale_tiles, full, scales, 0, 0, tile.row / 8);
+          else copy_tile_2d(behind, s.scale_tiles, full, scales, tile.row);
         }
       }
       simd_barrier();
@@ -121,20 +144,64 @@ FN void narrow_copy_weights(CONST GemmParams& p, NarrowRing ring, const NarrowSh
 }
 
 // Another SIMD group: rows, as soon as the kernel ahead has made them.
-template <class W, i32 N, bool TALL>
+template <class W, i32 N, NarrowKind KIND>
 FN void narrow_copy_rows(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share, i32 lane) {
-  typedef NarrowFormat<W, N, TALL> Format;
+  typedef NarrowFormat<W, N, KIND> Format;
   prefetch_map(p.x);
   wait_for_previous();
   const i32 tiles = p.columns * Format::X_TILES;
   ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
     ROLL for (i32 stage = 0; stage < share.count; stage++) {
-      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage + Format::WEIGHTS + Format::SCALES;
+      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage + Format::weights(p) + Format::scales(p);
       barrier_wait(ring.empty + ring.slot * 8, ring.phase);
       if (one_lane(lane)) {
         barrier_expect(full, tiles * Format::X_TILE);
         UNROLL for (i32 i = 0; i < 2 * Format::X_TILES; i++)
           if (i < tiles) copy_tile_2d(to + i * Format::X_TILE, p.x, full, (share.begin + stage) * share.stage_k + i * GEMM_K, 0);
+      }
+      simd_barrier();
+      narrow_next<1>(p, ring);
+    }
+  }
+}
+
+// The same of gemm_alike, where each lane asks for a tile of a part: of its weights, of their scales, or of 64 features of its rows.
+// There are `row_tiles` tiles of rows for each tile of weights.
+template <class W, i32 N, bool ROWS>
+FN void narrow_copy_parts(CONST GemmParams& p, NarrowRing ring, const NarrowShare& share, i32 lane) {
+  typedef NarrowFormat<W, N, NARROW_ALIKE> Format;
+  const i32 part = ROWS ? lane / i32(Format::X_TILES) : lane % p.parts, piece = ROWS ? lane % i32(Format::X_TILES) : lane / p.parts;
+  const bool asks = ROWS ? part < p.parts : piece < (W::IN_REGISTERS ? 2 : 1);
+  const NarrowRun run = narrow_run<Format>(p, mini(part, p.parts - 1));
+  const i32 scales = p.height * i32(NarrowScales<W>::ONE), weights = p.height * 128, behind = Format::weights(p);
+  const i32 at = ROWS ? behind + Format::scales(p) + lane * i32(Format::X_TILE) : piece == 0 ? part * weights : behind + part * scales;
+  const i32 bytes = ROWS ? i32(Format::X_TILE) : piece == 0 ? weights : scales;
+  if (ROWS) {
+    if (lane == 0) prefetch_map(p.x);
+    wait_for_previous();
+  }
+  ROLL for (i32 index = share.first; index < p.tiles * p.row_tiles; index += share.step) {
+    const i32 of_weights = index / p.row_tiles;
+    const NarrowTile tile = narrow_tile(p, of_weights);
+    CONST GemmSegment& s = p.segments[tile.segment];
+    ROLL for (i32 stage = 0; stage < share.count; stage++) {
+      const u32 full = ring.full + ring.slot * 8, to = ring.stages + ring.slot * ring.stage + at;
+      const i32 first = (run.begin + stage) * Format::K;
+      const bool live = asks && stage < run.count;
+      barrier_wait(ring.empty + ring.slot * 8, ring.phase);
+      const i32 all = sum_lanes<SIMD>(live ? bytes : 0);
+      if (lane == 0) barrier_expect(full, all);
+      simd_barrier();
+      if (live) {
+        if (ROWS) {
+          copy_tile_2d(to, p.x, full, first + piece * GEMM_K, (index - of_weights * p.row_tiles) * N);
+        } else if (piece == 0) {
+          if (p.glu) copy_tile_4d(to, s.weight, full, first / W::PACK, 0, 0, tile.row / 8);
+          else copy_tile_2d(to, s.weight, full, first / W::PACK, tile.row);
+        } else {
+          if (p.glu) copy_tile_4d(to, s.scale_tiles, full, narrow_scales_begin<W>(first / 256) / 2, 0, 0, tile.row / 8);
+          else copy_tile_2d(to, s.scale_tiles, full, narrow_scales_begin<W>(first / 256) / 2, tile.row);
+        }
       }
       simd_barrier();
       narrow_next<1>(p, ring);
@@ -242,38 +309,48 @@ template <> struct NarrowStep<GemmQ4_K> : NarrowHalfBytes<GemmQ4_K> {};
 template <> struct NarrowStep<GemmQ6_K> : NarrowHalfBytes<GemmQ6_K> {};
 
 // Which of four times four SIMD groups: every second stage is for two of them, a column or a block for each; of tall tiles every stage
-// is for all.
+// is for all. Of gemm_alike `turn` is the part.
 struct NarrowRole { i32 turn, side, simd, lane; };
 
-template <class W, i32 N, bool TALL>
+template <class W, i32 N, NarrowKind KIND>
 FN NarrowPlaces narrow_places(CONST GemmParams& p, const NarrowRole& role) {
-  typedef NarrowFormat<W, N, TALL> Format;
+  typedef NarrowFormat<W, N, KIND> Format;
   const bool columns = p.columns == 2;
   // Of bytes, every stage has half of a row's 256 weights, and two columns are all.
   const i32 line = narrow_scales<W>(p), part = W::PACK == 2 ? NarrowScales<W>::OF_256 : 8;
   const i32 side = columns ? role.side * part : role.side * (64 * NarrowScales<W>::ONE) + (W::PACK == 2 ? 0 : role.turn * 8);
   NarrowPlaces places;
+  if (Format::ALIKE) {
+    places.weights = (role.turn * p.height + role.side * 64) * 128 + NarrowStep<W>::weights(role.simd, role.lane);
+    places.scales = Format::weights(p) + (role.turn * p.height + role.side * 64) * NarrowScales<W>::ONE +
+                    NarrowStep<W>::scales(line, role.simd, role.lane);
+    places.rows = Format::weights(p) + Format::scales(p) + role.turn * (Format::X_TILES * Format::X_TILE);
+    places.line = line;
+    return places;
+  }
   places.weights = role.side * (columns ? p.height : 64) * 128 + NarrowStep<W>::weights(role.simd, role.lane);
-  places.scales = Format::WEIGHTS + side + NarrowStep<W>::scales(line, role.simd, role.lane);
-  places.rows = Format::WEIGHTS + Format::SCALES + (columns ? role.side * (Format::X_TILES * Format::X_TILE) : 0);
+  places.scales = Format::weights(p) + side + NarrowStep<W>::scales(line, role.simd, role.lane);
+  places.rows = Format::weights(p) + Format::scales(p) + (columns ? role.side * (Format::X_TILES * Format::X_TILE) : 0);
   places.line = line;
   return places;
 }
 
-template <class W, i32 N, bool TALL, i32 R>
+template <class W, i32 N, NarrowKind KIND, i32 R>
 FN void narrow_sum(f32 (&sum)[R], CONST GemmParams& p, NarrowRing& ring, const NarrowShare& share, const NarrowPlaces& places, const NarrowRole& role) {
-  enum { TURNS = NarrowFormat<W, N, TALL>::TURNS };
+  typedef NarrowFormat<W, N, KIND> Format;
+  enum { TURNS = Format::TURNS };
   // Of tall tiles: the SIMD groups whose rows no tile has.
-  const bool in = !TALL || role.side * 64 < p.height;
+  const bool in = KIND == NARROW_LOW || role.side * 64 < p.height;
+  const NarrowRun run = narrow_run<Format>(p, KIND == NARROW_ALIKE ? role.turn : 0);
   ROLL for (i32 stage = 0; stage < share.count; stage += TURNS) {
     const u32 at = ring.stages + ring.slot * ring.stage;
-    const i32 block = (share.begin + stage + role.turn) * share.stage_k / 256;
+    const i32 block = (KIND == NARROW_ALIKE ? (run.begin + stage) * i32(Format::K) : (share.begin + stage + role.turn) * share.stage_k) / 256;
     u32 inside = NarrowScales<W>::OF_256 % 16 == 0 ? 0 : block * NarrowScales<W>::OF_256 - narrow_scales_begin<W>(block);
     // Of bytes, every second stage has the second half of a block.
-    if (TALL && W::IN_REGISTERS && W::PACK == 1) inside += stage % 2 * 8;
+    if (TURNS == 1 && W::IN_REGISTERS && W::PACK == 1) inside += stage % 2 * 8;
     const NarrowPlaces here = {at + places.weights, at + places.rows, at + places.scales + inside, places.line};
     barrier_wait(ring.full + ring.slot * 8, ring.phase);
-    if (in) NarrowStep<W>::template run<N>(sum, here, role.lane % 4);
+    if (in && (KIND != NARROW_ALIKE || stage < run.count)) NarrowStep<W>::template run<N>(sum, here, role.lane % 4);
     matrix_wait<0>();
     simd_barrier();
     if (role.lane == 0) barrier_arrive(ring.empty + ring.slot * 8);
@@ -318,6 +395,25 @@ FN void narrow_add(f32 (&sum)[R], CONST GemmParams& p, const NarrowSums& sums, i
       }
     }
     if (turn > 0 || sums.sharers == 1) simds_barrier<NARROW_MULTIPLIERS>();
+  }
+}
+
+// Adds up the parts of gemm_alike, from the first on.
+template <class W, i32 N, i32 R>
+FN void narrow_add_parts(f32 (&sum)[R], CONST GemmParams& p, const NarrowSums& sums, const NarrowRole& role) {
+  enum { LINE = (N + 2) * 4 };
+  const i32 inside = role.side * 64 + role.simd * 16;
+  const u32 own = sums.own + (inside + NarrowStep<W>::row(role.lane)) * LINE + role.lane % 4 * 8;
+  ROLL for (i32 part = 0; part < p.parts; part++) {
+    if (role.turn == part && inside < p.height) {
+      UNROLL for (i32 j = 0; j < N / 8; j++)
+        UNROLL for (i32 e = 0; e < 2; e++) {
+          const u32 at = own + j * 32 + e * 8 * LINE;
+          const f32x2 before = part > 0 ? load_group_pair(at) : make_float2(0.f, 0.f);
+          store_group_pair(at, before.x + sum[4 * j + 2 * e], before.y + sum[4 * j + 2 * e + 1]);
+        }
+    }
+    simds_barrier<NARROW_MULTIPLIERS>();
   }
 }
 
@@ -425,7 +521,7 @@ FN void narrow_finish(f32x2 (&residual)[COUNT], CONST GemmParams& p, GROUP Narro
 // Of tall tiles: a lane has two rows of the tile, which are gate and up of one output, or two outputs.
 template <class W, i32 N, i32 R>
 FN void narrow_finish_tall(const f32 (&sum)[R], CONST GemmParams& p, GROUP NarrowGroup& g, NarrowTile tile, const NarrowRole& role, i32 rows) {
-  enum { BATCH = 2 };  // pairs of rows whose residuals are under way together
+  enum { BATCH = N < 16 ? 1 : 2 };  // pairs of rows whose residuals are under way together
   CONST GemmSegment& s = p.segments[tile.segment];
   const i32 first = role.side * 64 + role.simd * 16, line = NarrowStep<W>::row(role.lane);
   if (first >= p.height) return;
@@ -452,9 +548,9 @@ FN void narrow_finish_tall(const f32 (&sum)[R], CONST GemmParams& p, GROUP Narro
   }
 }
 
-template <class W, i32 N, bool TALL = false>
+template <class W, i32 N, NarrowKind KIND = NARROW_LOW>
 FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
-  typedef NarrowFormat<W, N, TALL> Format;
+  typedef NarrowFormat<W, N, KIND> Format;
   enum { PAIRS = N < 32 ? 1 : 2 };  // whose residual is under way together
   const NarrowShare share = narrow_share<Format>(p, t.gx);
   NarrowRing ring = {group_address(g.full), group_address(g.empty), group_address(g.stages), Format::stage(p), 0, 1};
@@ -478,31 +574,42 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   group_barrier();
   if (share.sharers > 1) cluster_arrive();
   if (t.simd >= NARROW_MULTIPLIERS) {
-    if (t.simd == NARROW_MULTIPLIERS) narrow_copy_weights<W, N, TALL>(p, ring, share, t.lane);
-    else narrow_copy_rows<W, N, TALL>(p, ring, share, t.lane);
+    if (KIND == NARROW_ALIKE) {
+      if (t.simd == NARROW_MULTIPLIERS) narrow_copy_parts<W, N, false>(p, ring, share, t.lane);
+      else narrow_copy_parts<W, N, true>(p, ring, share, t.lane);
+    } else if (t.simd == NARROW_MULTIPLIERS) {
+      narrow_copy_weights<W, N, KIND>(p, ring, share, t.lane);
+    } else {
+      narrow_copy_rows<W, N, KIND>(p, ring, share, t.lane);
+    }
     if (share.sharers > 1) cluster_wait();
     return;
   }
   if (share.sharers > 1) cluster_wait();
   const i32 rows = p.rows[0], thread = t.simd * SIMD + t.lane;
   const NarrowPart part = narrow_part(p, thread);
-  const NarrowRole role = {TALL ? 0 : t.simd / 8, t.simd / 4 % (TALL ? 4 : 2), t.simd % 4, t.lane};
-  const NarrowPlaces places = narrow_places<W, N, TALL>(p, role);
-  ring.slot = role.turn;
+  const i32 sides = KIND == NARROW_ALIKE ? 4 / p.parts : KIND == NARROW_TALL ? 4 : 2, four = t.simd / 4;
+  const NarrowRole role = {KIND == NARROW_TALL ? 0 : four / sides, four % sides, t.simd % 4, t.lane};
+  const NarrowPlaces places = narrow_places<W, N, KIND>(p, role);
+  // Whether sums are finished from registers: of 33 to 64 rows and one part, gemm_tall has the same bits.
+  const bool from_registers = KIND == NARROW_TALL || (KIND == NARROW_ALIKE && N < 64 && p.parts == 1);
+  ring.slot = KIND == NARROW_LOW ? role.turn : 0;
   ring.phase = 0;
   wait_for_previous();
-  if (thread < N) g.scales[thread] = gemm_row_scale(p, thread, rows);
-  if (TALL) simds_barrier<NARROW_MULTIPLIERS>();
-  ROLL for (i32 index = share.first; index < p.tiles; index += share.step) {
-    const NarrowTile tile = narrow_tile(p, index);
+  if (thread < (KIND == NARROW_ALIKE ? i32(NARROW_ROWS_MAX) : N)) g.scales[thread] = gemm_row_scale(p, thread, rows);
+  if (from_registers) simds_barrier<NARROW_MULTIPLIERS>();
+  const i32 row_tiles = KIND == NARROW_ALIKE ? p.row_tiles : 1;
+  ROLL for (i32 index = share.first; index < p.tiles * row_tiles; index += share.step) {
+    const NarrowTile tile = narrow_tile(p, index / row_tiles);
+    if (KIND == NARROW_ALIKE) sums.first = index % row_tiles * N;
     f32 sum[N / 2];
     f32x2 residual[PAIRS];
-    if (!TALL) narrow_residual(residual, p, sums, part, tile.row + part.output, p.segments[tile.segment].n, part.first, rows);
+    if (!from_registers) narrow_residual(residual, p, sums, part, tile.row + part.output, p.segments[tile.segment].n, part.first, rows);
     UNROLL for (i32 i = 0; i < N / 2; i++) sum[i] = 0.f;
-    narrow_sum<W, N, TALL>(sum, p, ring, share, places, role);
+    narrow_sum<W, N, KIND>(sum, p, ring, share, places, role);
     CONST GemmSegment& s = p.segments[tile.segment];
     gemm_scale_sums<W>(sum, s.matrix_scale, s.up_matrix_scale, p.glu);
-    if (TALL) {
+    if (from_registers) {
       narrow_finish_tall<W, N>(sum, p, g, tile, role, rows);
       continue;
     }
@@ -510,7 +617,8 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
     simds_barrier<NARROW_MULTIPLIERS>();
     // Where groups share k, there is one tile for each cluster: nobody is told of the next before it has read this one.
     if (share.sharers > 1 && thread == 0) barrier_expect(sums.summed, share.sharers * p.height * sums.pairs * 8);
-    narrow_add<W, N>(sum, p, sums, share.rank, role);
+    if (KIND == NARROW_ALIKE) narrow_add_parts<W, N>(sum, p, sums, role);
+    else narrow_add<W, N>(sum, p, sums, share.rank, role);
     if (share.sharers > 1) barrier_wait(sums.summed, 0);
     narrow_finish(residual, p, g, tile, sums, part, rows);
   }
@@ -527,7 +635,11 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   NARROW_KERNEL(gemm_narrow_##FORMAT##_t16, gemm_narrow<W, 16>)   \
   NARROW_KERNEL(gemm_narrow_##FORMAT##_t32, gemm_narrow<W, 32>)   \
   NARROW_KERNEL(gemm_narrow_##FORMAT##_t64, gemm_narrow<W, 64>)   \
-  NARROW_KERNEL(gemm_tall_##FORMAT##_t64, gemm_narrow<W, 64, true>)
+  NARROW_KERNEL(gemm_tall_##FORMAT##_t64, gemm_narrow<W, 64, NARROW_TALL>)    \
+  NARROW_KERNEL(gemm_alike_##FORMAT##_t8, gemm_narrow<W, 8, NARROW_ALIKE>)    \
+  NARROW_KERNEL(gemm_alike_##FORMAT##_t16, gemm_narrow<W, 16, NARROW_ALIKE>)  \
+  NARROW_KERNEL(gemm_alike_##FORMAT##_t32, gemm_narrow<W, 32, NARROW_ALIKE>)  \
+  NARROW_KERNEL(gemm_alike_##FORMAT##_t64, gemm_narrow<W, 64, NARROW_ALIKE>)
 NARROW(f16, GemmF16)
 NARROW(bf16, GemmBF16)
 NARROW(q8_0, GemmQ8_0)

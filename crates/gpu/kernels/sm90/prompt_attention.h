@@ -3,7 +3,9 @@
 //
 // Grid      (heads, items), as attention_tiles.
 // Tiles     a group takes 128 rows of a query head: twice four SIMD groups multiply 64 rows each, and one more copies keys and
-//           values of P positions after another into two stages of each. A copy brings `chunk` positions of a block.
+//           values of P positions after another into two stages of each. A copy brings `chunk` positions of a block. Where the rows
+//           of all heads that share keys fit, they are one tile: row r is token r / packed of head r % packed, and 64 of them
+//           are for four SIMD groups alone. A row has the same bits in every tile.
 // Overlap   the products of queries with the next keys and of weights with these values are asked for together; while they run,
 //           the other four SIMD groups turn scores into weights. They take turns, so that neither has both to itself.
 // Accuracy  as attention_tiles: queries and weights are rounded to f16, sums are f32. Not the same bits, because P differs.
@@ -11,7 +13,8 @@ struct PromptParams {
   TensorMap keys, values;  // (features, heads of all positions in the order of the cache)
   AttentionParams<f16> of;
   i32 chunk;               // positions of a copy: divides P and block_len
-  i32 padding[5];
+  i32 align;               // steps begin at a multiple of this: of P, where a row's bits must not depend on what rows are beside it
+  i32 padding[4];
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
@@ -36,21 +39,25 @@ template <i32 D, i32 V, i32 P> struct PromptAttention {
   unsigned char values[PROMPT_STAGES][PromptShape<V, P>::STAGE];
 };
 
+// `packed`: heads whose rows share the tile, from `head` on; `live`: their rows.
+struct PromptWork : TileWork { i32 packed, live; };
+
 // Where queries and positions are: rows of q, and the cache. expanded_attention.h has another answer.
 struct PromptRows {
   template <i32 D> PART f32x4 query(CONST AttentionParams<f16>& p, i32 row, i32 head, i32 vector) const {
     return vectors4(p.q + (i64(row) * p.q_stride + head * D))[vector];
   }
-  PART i32 slot(CONST AttentionParams<f16>& p, const TileWork& w, i32 position) const {
+  PART i32 slot(CONST AttentionParams<f16>& p, const PromptWork& w, i32 position) const {
     return attention_slot(p, p.blocks + p.table_starts[w.first_row], w.kv_head, position);
   }
 };
 
 // Barriers of some threads: of the four SIMD groups of a role, and for the turns of the two roles that multiply.
 enum { PROMPT_ROLE_BARRIER = 1, PROMPT_TURN_BARRIER = 3, PROMPT_BOTH_BARRIER = 5 };
-FN void prompt_wait_for_turn(i32 role) { asm volatile("bar.sync %0,256;" :: "r"(PROMPT_TURN_BARRIER + role) : "memory"); }
-FN void prompt_give_turn(i32 role) { asm volatile("bar.arrive %0,256;" :: "r"(PROMPT_TURN_BARRIER + role) : "memory"); }
-FN void prompt_both_roles() { asm volatile("bar.sync %0,256;" :: "r"(i32(PROMPT_BOTH_BARRIER)) : "memory"); }
+// `threads`: of the roles that multiply, 256 or, of one that is alone, 128: it never waits for a turn then.
+FN void prompt_wait_for_turn(i32 role, i32 threads) { asm volatile("bar.sync %0,%1;" :: "r"(PROMPT_TURN_BARRIER + role), "r"(threads) : "memory"); }
+FN void prompt_give_turn(i32 role, i32 threads) { asm volatile("bar.arrive %0,%1;" :: "r"(PROMPT_TURN_BARRIER + role), "r"(threads) : "memory"); }
+FN void prompt_both_roles(i32 threads) { asm volatile("bar.sync %0,%1;" :: "r"(i32(PROMPT_BOTH_BARRIER)), "r"(threads) : "memory"); }
 // Writes of this thread to group memory are seen by matrix instructions.
 FN void writes_are_operands() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Sums are there: the compiler reads them after what stands before, and computes them before what stands behind.
@@ -62,14 +69,14 @@ FN unsigned long long turned_tile_descriptor(u32 address, u32 next) {
 
 // The heads that a lane copies in a step; -1 where they are behind the last position that the tile sees.
 template <class S>
-FN i32 prompt_heads(CONST PromptParams& p, const S& from, const TileWork& w, i32 begin, i32 lane) {
+FN i32 prompt_heads(CONST PromptParams& p, const S& from, const PromptWork& w, i32 begin, i32 lane) {
   const i32 position = begin + lane * p.chunk;
   return position <= w.last ? from.slot(p.of, w, position) : -1;
 }
 
 // One SIMD group: each lane asks for the positions of its chunk.
 template <i32 D, i32 V, i32 P, class S>
-FN void prompt_copy(CONST PromptParams& p, const S& from, const TileWork& w, GROUP PromptAttention<D, V, P>& g, i32 lane) {
+FN void prompt_copy(CONST PromptParams& p, const S& from, const PromptWork& w, GROUP PromptAttention<D, V, P>& g, i32 lane) {
   typedef PromptShape<D, P> Shape;
   typedef PromptShape<V, P> ValueShape;
   const u32 keys = group_address(g.keys), values = group_address(g.values);
@@ -99,7 +106,7 @@ FN void prompt_copy(CONST PromptParams& p, const S& from, const TileWork& w, GRO
 
 // 16 rows of a SIMD group, scaled and rounded; lanes take four features of a row.
 template <i32 D, i32 V, i32 P, class S>
-FN void prompt_queries(CONST AttentionParams<f16>& p, const S& from, const TileWork& w, GROUP PromptAttention<D, V, P>& g, i32 first, i32 lane) {
+FN void prompt_queries(CONST AttentionParams<f16>& p, const S& from, const PromptWork& w, GROUP PromptAttention<D, V, P>& g, i32 first, i32 lane) {
   enum { VECTORS = D / 4, EACH = (VECTORS + SIMD - 1) / SIMD, AT_ONCE = 4 };
   const u32 queries = group_address(g.queries);
   ROLL for (i32 base = first; base < first + 16; base += AT_ONCE) {
@@ -108,7 +115,8 @@ FN void prompt_queries(CONST AttentionParams<f16>& p, const S& from, const TileW
       UNROLL for (i32 e = 0; e < EACH; e++) {
         const i32 vector = e * SIMD + lane;
         q[j][e] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (vector < VECTORS) q[j][e] = from.template query<D>(p, w.first_row + mini(base + j, w.rows - 1), w.head, vector);
+        const i32 row = mini(base + j, w.live - 1), token = row / w.packed;
+        if (vector < VECTORS) q[j][e] = from.template query<D>(p, w.first_row + token, w.head + row - token * w.packed, vector);
       }
     UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
       f32 most = 0.f;
@@ -151,20 +159,27 @@ FN void prompt_values(f32 (&acc)[V / 2], const u32 (&weights)[P / 16][4], u32 va
   matrix_commit();
 }
 
-// Whether some row of 64 from `low` on does not see some of P positions from `begin` on.
-template <i32 P> FN bool prompt_is_masked(CONST AttentionParams<f16>& p, i32 low, i32 begin) {
-  return begin + P - 1 > low || (p.window > 0 && begin <= low + 63 - p.window);
+// What those that multiply need to know: addresses, whose turn it is, and where they are; positions of the first and of the last of
+// 64 rows.
+struct PromptPlaces {
+  u32 queries, keys, values, full_keys, full_values, empty_keys, empty_values, sums;
+  i32 role, simd, lane, position, packed, low, high, threads;
+};
+
+// Whether some row of 64 does not see some of P positions from `begin` on.
+template <i32 P> FN bool prompt_is_masked(CONST AttentionParams<f16>& p, const PromptPlaces& at, i32 begin) {
+  return begin + P - 1 > at.low || (p.window > 0 && begin <= at.high - p.window);
 }
 
 // Scores of P positions from `begin` on become weights, and `keep` what sums so far are multiplied by.
 template <i32 V, i32 P, bool MASKED>
-FN void prompt_weights(f32 (&score)[P / 2], f32 (&keep)[2], PromptState<V>& s, CONST AttentionParams<f16>& p, i32 low, i32 begin, i32 simd, i32 lane) {
+FN void prompt_weights(f32 (&score)[P / 2], f32 (&keep)[2], PromptState<V>& s, CONST AttentionParams<f16>& p, const PromptPlaces& here, i32 begin) {
   UNROLL for (i32 i = 0; i < 2; i++) {
     if (MASKED) {
-      const i32 position = low + simd * 16 + lane / 4 + i * 8;
+      const i32 position = here.position + (here.role * 64 + here.simd * 16 + here.lane / 4 + i * 8) / here.packed;
       UNROLL for (i32 n = 0; n < P / 8; n++)
         UNROLL for (i32 e = 0; e < 2; e++) {
-          const i32 at = begin + n * 8 + lane % 4 * 2 + e;
+          const i32 at = begin + n * 8 + here.lane % 4 * 2 + e;
           if (at > position || (p.window > 0 && at <= position - p.window)) score[n * 4 + i * 2 + e] = bits_to_f32(0xff800000u);
         }
     }
@@ -193,9 +208,6 @@ FN void prompt_halves(u32 (&weights)[P / 16][4], const f32 (&score)[P / 2]) {
     UNROLL for (i32 i = 0; i < 4; i++) weights[k][i] = f32x2_to_f16x2(score[k * 8 + i * 2], score[k * 8 + i * 2 + 1]);
 }
 
-// What those that multiply need to know: addresses, whose turn it is, and where they are.
-struct PromptPlaces { u32 queries, keys, values, full_keys, full_values, empty_keys, empty_values, sums; i32 role, low, simd, lane; };
-
 // Scores of a step, and the values of the step before. Without a branch between request and wait, for at one the compiler waits
 // for all products.
 template <i32 D, i32 V, i32 P, bool MASKED>
@@ -204,15 +216,15 @@ FN void prompt_step(f32 (&score)[P / 2], u32 (&weights)[P / 16][4], PromptState<
   const i32 stage = step & 1, before = stage ^ 1;
   f32 keep[2];
   barrier_wait(at.full_keys + stage * 8, step / PROMPT_STAGES & 1);
-  prompt_wait_for_turn(at.role);
+  prompt_wait_for_turn(at.role, at.threads);
   prompt_scores<D, P>(score, at.queries, at.keys + stage * STAGE);
   barrier_wait(at.full_values + before * 8, (step - 1) / PROMPT_STAGES & 1);
   prompt_values<V, P>(s.acc, weights, at.values + before * VALUE_STAGE);
-  prompt_give_turn(at.role ^ 1);
+  prompt_give_turn(at.role ^ 1, at.threads);
   matrix_wait<1>();
   sums_are_there(score);
   if (at.lane == 0) barrier_arrive(at.empty_keys + stage * 8);
-  prompt_weights<V, P, MASKED>(score, keep, s, p, at.low, begin, at.simd, at.lane);
+  prompt_weights<V, P, MASKED>(score, keep, s, p, at, begin);
   // The compiler waits before it computes weights, unless something that it may not move stands between.
   store_group(at.sums, s.sum[0] + s.sum[1]);
   matrix_wait<0>();
@@ -223,12 +235,11 @@ FN void prompt_step(f32 (&score)[P / 2], u32 (&weights)[P / 16][4], PromptState<
   prompt_halves<P>(weights, score);
 }
 
-// Values of positions behind the last may be anything, and no number times a weight of zero is none: they become zeros. Each
-// role has half of a stage.
+// Values of positions behind the last may be anything, and no number times a weight of zero is none: `threads` make them zeros.
 template <i32 V, i32 P>
-FN void prompt_clear(u32 values, i32 from, i32 role, i32 thread) {
+FN void prompt_clear(u32 values, i32 from, i32 thread, i32 threads) {
   typedef PromptShape<V, P> Shape;
-  ROLL for (i32 item = role * (P / 2 * 8) + thread; item < (role + 1) * (P / 2 * 8); item += 128) {
+  ROLL for (i32 item = thread; item < P * 8; item += threads) {
     const u32 at = values + item * 16;
     if (item / 8 >= from) {
       UNROLL for (i32 tile = 0; tile < Shape::TILES; tile++)
@@ -238,12 +249,13 @@ FN void prompt_clear(u32 values, i32 from, i32 role, i32 thread) {
 }
 
 template <i32 D, i32 V, i32 P, class S>
-FN void prompt_multiply(CONST AttentionParams<f16>& p, const S& from, const TileWork& w, GROUP PromptAttention<D, V, P>& g, i32 role, i32 simd, i32 lane) {
+FN void prompt_multiply(CONST AttentionParams<f16>& p, const S& from, const PromptWork& w, GROUP PromptAttention<D, V, P>& g, i32 role, i32 simd, i32 lane) {
   enum { VALUE_STAGE = PromptShape<V, P>::STAGE };
   const PromptPlaces at = {
       group_address(g.queries) + role * (64 * 128), group_address(g.keys), group_address(g.values),
       group_address(g.full_keys), group_address(g.full_values), group_address(g.empty_keys), group_address(g.empty_values),
-      group_address(g.sums) + (role * 128 + simd * SIMD + lane) * 4, role, w.position + role * 64, simd, lane};
+      group_address(g.sums) + (role * 128 + simd * SIMD + lane) * 4, role, simd, lane, w.position, w.packed,
+      w.position + role * 64 / w.packed, w.position + (role * 64 + 63) / w.packed, w.live > PROMPT_ROWS / 2 ? 256 : 128};
   const i32 row = role * 64 + simd * 16 + lane / 4;
   wait_for_previous();
   prompt_queries<D, V, P>(p, from, w, g, role * 64 + simd * 16, lane);
@@ -255,39 +267,40 @@ FN void prompt_multiply(CONST AttentionParams<f16>& p, const S& from, const Tile
   f32 score[P / 2], keep[2];
   u32 weights[P / 16][4];
   // The first role has the first turn.
-  if (role == 1) prompt_give_turn(0);
+  if (role == 1) prompt_give_turn(0, at.threads);
   barrier_wait(at.full_keys, 0);
   prompt_scores<D, P>(score, at.queries, at.keys);
   matrix_wait<0>();
   sums_are_there(score);
   if (lane == 0) barrier_arrive(at.empty_keys);
-  prompt_weights<V, P, true>(score, keep, s, p, at.low, w.first, simd, lane);
+  prompt_weights<V, P, true>(score, keep, s, p, at, w.first);
   prompt_halves<P>(weights, score);
   ROLL for (i32 step = 1; step < w.steps; step++) {
     const i32 begin = w.first + step * P;
-    if (prompt_is_masked<P>(p, at.low, begin)) prompt_step<D, V, P, true>(score, weights, s, p, at, step, begin);
+    if (prompt_is_masked<P>(p, at, begin)) prompt_step<D, V, P, true>(score, weights, s, p, at, step, begin);
     else prompt_step<D, V, P, false>(score, weights, s, p, at, step, begin);
   }
   const i32 last = w.steps - 1;
   barrier_wait(at.full_values + (last & 1) * 8, last / PROMPT_STAGES & 1);
   const i32 seen = w.last + 1 - (w.first + last * P);  // positions of the last step
   if (seen < P) {
-    prompt_clear<V, P>(at.values + (last & 1) * VALUE_STAGE, seen, role, simd * SIMD + lane);
+    prompt_clear<V, P>(at.values + (last & 1) * VALUE_STAGE, seen, role * 128 + simd * SIMD + lane, at.threads);
     writes_are_operands();
-    prompt_both_roles();
+    prompt_both_roles(at.threads);
   }
   prompt_values<V, P>(s.acc, weights, at.values + (last & 1) * VALUE_STAGE);
   matrix_wait<0>();
   sums_are_there(s.acc);
   // The turn that nobody takes.
-  if (role == 0) prompt_wait_for_turn(0);
+  if (role == 0) prompt_wait_for_turn(0, at.threads);
   UNROLL for (i32 i = 0; i < 2; i++) {
     f32 sum = s.sum[i];
     sum += shuffle_xor(sum, 1);
     sum += shuffle_xor(sum, 2);
-    const f32 scale = 1.f / attention_divisor(p, w.head, sum, s.top[i] - WEIGHT_SHIFT);
-    f32* const out = p.out + (i64(w.first_row + row + i * 8) * p.out_stride + w.head * V + lane % 4 * 2);
-    if (row + i * 8 < w.rows) {
+    const i32 token = (row + i * 8) / w.packed, head = w.head + row + i * 8 - token * w.packed;
+    if (row + i * 8 < w.live) {
+      const f32 scale = 1.f / attention_divisor(p, head, sum, s.top[i] - WEIGHT_SHIFT);
+      f32* const out = p.out + (i64(w.first_row + token) * p.out_stride + head * V + lane % 4 * 2);
       UNROLL for (i32 j = 0; j < V / 8; j++)
         *reinterpret_cast<f32x2*>(out + j * 8) = make_float2(s.acc[j * 4 + i * 2] * scale, s.acc[j * 4 + i * 2 + 1] * scale);
     }
@@ -302,15 +315,21 @@ FN void prompt_attention(CONST PromptParams& p, const S& from, GROUP PromptAtten
     if (t.gx + t.gy == 0) wait_for_previous();
     return;  // the whole group
   }
-  TileWork w = tile_work(p.of, t);
-  w.first -= w.first % p.chunk;
+  PromptWork w;
+  static_cast<TileWork&>(w) = tile_work(p.of, t);
+  const i32 sharers = p.of.heads / p.of.kv_heads;
+  w.packed = w.rows * sharers <= PROMPT_ROWS ? sharers : 1;
+  w.live = w.rows * w.packed;
+  if (w.head % w.packed != 0) return;  // the whole group: the rows of its head are in another tile
+  const bool alone = w.live <= PROMPT_ROWS / 2;
+  w.first -= w.first % p.align;
   w.steps = (w.last - w.first) / P + 1;
   if (t.simd == 0 && t.lane == 0) {
     UNROLL for (i32 i = 0; i < PROMPT_STAGES; i++) {
       barrier_init(group_address(&g.full_keys[i]), 1);
       barrier_init(group_address(&g.full_values[i]), 1);
-      barrier_init(group_address(&g.empty_keys[i]), 8);
-      barrier_init(group_address(&g.empty_values[i]), 8);
+      barrier_init(group_address(&g.empty_keys[i]), alone ? 4 : 8);
+      barrier_init(group_address(&g.empty_values[i]), alone ? 4 : 8);
     }
     barriers_are_ready();
   }
@@ -318,7 +337,7 @@ FN void prompt_attention(CONST PromptParams& p, const S& from, GROUP PromptAtten
   if (t.simd < 4) {
     give_registers<40>();
     if (t.simd == 0) prompt_copy<D, V, P>(p, from, w, g, t.lane);
-  } else {
+  } else if (t.simd < 8 || !alone) {
     take_registers<232>();
     prompt_multiply<D, V, P>(p.of, from, w, g, t.simd / 4 - 1, t.simd & 3, t.lane);
   }

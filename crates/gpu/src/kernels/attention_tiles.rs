@@ -42,7 +42,7 @@ pub(crate) fn variant(target: &Target, kv: &KvLayout, head_dim: usize) -> Option
     // Queries, keys and values of 64 positions and of the next 64; a scale for each row, and slots.
     let group_bytes = (ATTENTION_TILE_ROWS as u32 + 4 * 64) * dim * 2 + 1024;
     let may_be = target.kernel.is_none_or(|kernel| kernel == Kernel::AttentionTiles);
-    let fits = may_be && !target.batch_invariant && group_bytes <= target.group_bytes_max;
+    let fits = may_be && group_bytes <= target.group_bytes_max;
     fits.then_some(AttentionTilesVariant { kernel, threads: GROUP_THREADS, group_bytes, parts: 1, copied_positions: 0 })
 }
 

@@ -47,12 +47,29 @@ const SLICES_MAX: usize = 8;
 /// Whether any projection of so many rows may be a `gemm_mma`: where there is `gemm`, only if that is wished for.
 pub(crate) fn may_be(target: &Target, rows: usize) -> bool {
     let is_best = target.matrix == Matrix::SimdGroup || target.kernel == Some(Kernel::GemmMma);
-    is_best && target.matrix >= Matrix::SimdGroup && !target.batch_invariant && rows >= 2
+    // Where bits must not depend on how many rows there are, one row has to take the kernel of many.
+    is_best && target.matrix >= Matrix::SimdGroup && rows >= if target.batch_invariant { 1 } else { 2 }
 }
 
 /// Tiles that slices may share, at most: there is a counter for each.
 pub(crate) fn num_counters(target: &Target) -> usize {
-    if target.matrix >= Matrix::SimdGroup { target.multiprocessors } else { 0 }
+    match target.matrix {
+        Matrix::EightByEight => 0,
+        // Slices do not give way to rows there.
+        _ if target.batch_invariant => ALIKE_COUNTERS,
+        _ => target.multiprocessors,
+    }
+}
+
+/// Counters where slices follow from the matrix alone: for tiles of 128 rows of a step of 16,384.
+const ALIKE_COUNTERS: usize = 1 << 14;
+
+/// Slices at most, where they follow from the matrix alone: all rows of a step leave a sum for each.
+const ALIKE_SLICES_MAX: usize = 4;
+
+/// Slices where a row's bits must not depend on how many rows there are: as many as let one tile of rows fill the device.
+fn slices_alike(target: &Target, tiles: usize, units: usize) -> usize {
+    (target.multiprocessors / tiles).clamp(1, ALIKE_SLICES_MAX.min(units))
 }
 
 impl MmaVariant {
@@ -93,9 +110,14 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Mm
     let units = shape.k.div_ceil(BLOCK * UNIT);
     let candidates = ROWS.into_iter().flat_map(|(rows, cost)| {
         let row_tiles = shape.rows.div_ceil(rows);
-        (1..=SLICES_MAX.min(units)).filter_map(move |slices| {
+        let slices = match target.batch_invariant {
+            true => slices_alike(target, tiles, units)..=slices_alike(target, tiles, units),
+            false => 1..=SLICES_MAX.min(units),
+        };
+        slices.filter_map(move |slices| {
             let groups = tiles * row_tiles * slices;
-            if slices > 1 && groups > target.multiprocessors {
+            let most = if target.batch_invariant { slices * num_counters(target) } else { target.multiprocessors };
+            if slices > 1 && groups > most {
                 return None;
             }
             let rounds = groups.div_ceil(target.multiprocessors);
@@ -267,9 +289,20 @@ mod tests {
     }
 
     #[test]
-    fn there_is_none_where_rows_may_not_meet_or_another_is_better() {
-        let invariant = Target { batch_invariant: true, ..SMALL };
-        assert_eq!(variant(&invariant, shape(DeviceFormat::F16, 64, &[4096])), None);
+    fn slices_follow_from_the_matrix_where_rows_must_not_depend_on_each_other() {
+        for multiprocessors in [28, 132] {
+            let target = Target { batch_invariant: true, multiprocessors, ..SMALL };
+            for features in [&[4096, 1024, 1024][..], &[4096], &[128_256], &[96]] {
+                let of = |rows| variant(&target, shape(DeviceFormat::Q4_0, rows, features)).expect("a variant").slices;
+                let slices = of(1);
+                assert!([2, 16, 17, 64, 65, 2048].into_iter().all(|rows| of(rows) == slices), "{features:?}");
+                assert_eq!(slices > 1, multiprocessors == 132 && features[0] < 128_256 || features[0] == 96);
+            }
+        }
+    }
+
+    #[test]
+    fn there_is_none_where_another_is_better() {
         let metal = Target { matrix: Matrix::EightByEight, ..SMALL };
         assert_eq!(variant(&metal, shape(DeviceFormat::F16, 64, &[4096])), None);
         assert_eq!(variant(&H200, shape(DeviceFormat::F16, 64, &[4096])), None);

@@ -9,10 +9,16 @@ use crate::step_input::AttentionItems;
 
 /// Whether every layer has a kernel for many rows of a sequence. Latent layers have none: their rows may be as wide as
 /// heads of other models, and are not heads.
+///
+/// Where bits must not depend on what rows are beside a row, its steps through the positions must not, either: in a window they
+/// begin at the first row of a tile, but for `prompt_attention`.
 pub(crate) fn has_tiles(loaded: &LoadedPlan<'_>) -> bool {
     let (target, kv) = (loaded.target.of("attention"), &loaded.cache.layout);
+    let is_window = |op: &Op| matches!(op, Op::Attention { attention, .. } if attention.window.is_some());
+    let has_window = target.batch_invariant && loaded.plan.ops.iter().any(is_window);
     loaded.plan.kv_layers.iter().all(|layer| match layer {
-        CacheLayer::Heads(layer) => attention_tiles::variant(&target, kv, layer.head_dim).is_some(),
+        CacheLayer::Heads(layer) => attention_tiles::variant(&target, kv, layer.head_dim)
+            .is_some_and(|variant| !has_window || variant.copied_positions > 0),
         CacheLayer::Latent(_) => false,
     })
 }

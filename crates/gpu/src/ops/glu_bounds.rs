@@ -32,7 +32,7 @@ pub(crate) fn measure(
         _ => None,
     });
     let gated: Vec<_> = gated.collect();
-    if gated.is_empty() || !gemm::may_be(target, 2) {
+    if gated.is_empty() || target.batch_invariant || !gemm::may_be(target, 2) {
         return Ok(GluBounds::default());
     }
     let groups = target.multiprocessors * GROUPS;

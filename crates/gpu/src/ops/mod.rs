@@ -31,7 +31,9 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, expand: bool) -
     let expanded = Some(shape).filter(|_| expand).and_then(|shape| latent::expanded_tiles(loaded, shape));
     let (tiles, expanded_bytes) = match expanded {
         Some(found) => found,
-        None if attention::has_tiles(loaded) => (Tiles::Cached, 0),
+        None if attention::has_tiles(loaded) => {
+            (if loaded.target.batch_invariant { Tiles::All } else { Tiles::Cached }, 0)
+        }
         None => (Tiles::None, 0),
     };
     let step = StepLayout::new(shape, plan, &cache.layout, tiles);

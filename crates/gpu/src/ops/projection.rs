@@ -225,7 +225,8 @@ pub(crate) fn direct_operand_bytes(loaded: &LoadedPlan<'_>, pair: &[Op], shape: 
     let Some((out, next)) = activation_of_next(&pair[0], &pair[1]) else { return 0 };
     let value = loaded.plan.value(out);
     let rows = num_rows(value.rows, shape);
-    let may_be = gemm::may_be(&loaded.target.of(next), rows) && gemm::is_narrow(rows);
+    let target = loaded.target.of(next);
+    let may_be = gemm::may_be(&target, rows) && !target.batch_invariant && gemm::is_narrow(rows);
     if may_be { GemmOperand::row_bytes(rows, value.width) } else { 0 }
 }
 
@@ -245,7 +246,7 @@ pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<Dire
     let (rows, k) = (site.num_rows(plan.value(out).rows), plan.value(out).width);
     let format = site.loaded.weights.get(linear.weight).format;
     // Zeros would be wanted behind other rows.
-    if k != GemmOperand::stride(k) || !is_gemm_narrow(&next, rows, k, (linear, None)) {
+    if next.target.batch_invariant || k != GemmOperand::stride(k) || !is_gemm_narrow(&next, rows, k, (linear, None)) {
         return None;
     }
     let factor = match *op {
@@ -384,7 +385,8 @@ mod tests {
             assert_eq!(attention_tiles::variant(&of(forced, "attention"), &kv, 128), None);
         }
         assert_eq!(H200.kernels_of("linear").len(), 5);
-        assert_eq!(Target { batch_invariant: true, ..H200 }.kernels_of("linear"), [Kernel::Linear]);
+        let alike = Target { batch_invariant: true, ..H200 };
+        assert_eq!(alike.kernels_of("linear"), [Kernel::Linear, Kernel::Gemm, Kernel::GemmMma]);
         let older = Target { matrix: Matrix::SimdGroup, bulk_copies: false, ..H200 };
         assert_eq!(older.kernels_of("norm_glu"), [Kernel::Linear, Kernel::LinearBatch, Kernel::GemmMma]);
     }

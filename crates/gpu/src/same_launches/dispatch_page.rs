@@ -129,12 +129,17 @@ const WHY: &[(&str, &str)] = &[
     ("expert_glu_*", "weights of each chosen expert are read for each row by itself, where no other kernel takes them"),
     ("expert_down_*", "the same for the down projections, which are added up in the same launch"),
     ("expert_glu_rows_*", "several rows: rows that chose the same expert read its weights together"),
-    ("expert_down_rows_*", "the same for the down projections"),
     (
         "norm_expert_glu_stream_*",
         "few rows: memory bounds it, so copies stream the weights of the chosen experts through group memory; each group \
       normalises the row again",
     ),
+    (
+        "norm_expert_glu_stream_*_m#",
+        "two rows: each streams the experts that it chose, without launches that put rows in order",
+    ),
+    ("route_expert_glu_stream_*_m#", "two rows: the router of both is in the same launch"),
+    ("expert_down_stream_*_m#", "two rows: the same for the down projections"),
     (
         "route_expert_glu_stream_*",
         "one row: the router is in the same launch, because a launch boundary costs 2 µs and more",

@@ -190,7 +190,7 @@ pub(crate) fn launches(
         ..attention::params(site, q_nope, &as_attention, out)
     };
     let params = ExpandedParams {
-        prompt: PromptParams { of, chunk: index(copied), ..PromptParams::default() },
+        prompt: PromptParams { of, chunk: index(copied), align: index(copied), ..PromptParams::default() },
         q_rope: q_rope.region.address,
         q_rope_stride: index(q_rope.stride),
         ..ExpandedParams::default()

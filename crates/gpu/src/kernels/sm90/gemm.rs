@@ -31,6 +31,8 @@ pub(crate) struct GemmVariant {
     pub(crate) threads: u32,
     /// How `gemm_narrow` is cut.
     pub(crate) narrow: Option<NarrowCut>,
+    /// Parts of k that a group takes one after another, 0 where there are none.
+    pub(crate) parts: usize,
 }
 
 /// Threads of a gemm's groups, and their group memory.
@@ -60,7 +62,7 @@ pub(crate) fn clusters_max(target: &Target, groups: usize) -> usize {
 
 /// Whether any projection of so many rows may be a gemm.
 pub(crate) fn may_be(target: &Target, rows: usize) -> bool {
-    target.matrix == Matrix::FourSimdGroups && !target.batch_invariant && rows >= 2
+    target.matrix == Matrix::FourSimdGroups && rows >= if target.batch_invariant { 1 } else { 2 }
 }
 
 /// Whether a gemm of so many rows is a `gemm_narrow`.
@@ -73,7 +75,13 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
     if !may_be(target, shape.rows) || shape.k > K_MAX || shape.format == DeviceFormat::F32 {
         return None;
     }
-    if is_narrow(shape.rows) { gemm_narrow::variant(target, shape) } else { of_tiles(target, shape) }
+    let narrow = || is_narrow(shape.rows).then(|| gemm_narrow::variant(target, shape)).flatten();
+    // Tiles of 128 rows are for all rows: stages of Q6_K leave no room for 64 rows of a matrix whose k is not cut.
+    if is_narrow(shape.rows) && !target.batch_invariant {
+        narrow()
+    } else {
+        narrow().or_else(|| of_tiles(target, shape))
+    }
 }
 
 /// Of many rows: the variant that takes the fewest rounds of the multiprocessors, each as long as its share of k, where
@@ -84,13 +92,29 @@ fn of_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant>
     } else {
         [named!(shape.format, "gemm_", "_t256"), named!(shape.format, "gemm_", "_t128")]
     };
+    let alike = if shape.glu {
+        named!(shape.format, "gemm_glu_alike_", "_t128")
+    } else {
+        named!(shape.format, "gemm_alike_", "_t128")
+    };
     let (activations, activation_threads) = activations::kernels(shape.format, shape.k);
     // Gate and up share the 128 features of a group's tile.
     let group_features = if shape.glu { 64 } else { 128 };
     let variant = |rows, cluster| {
         let (kernel, features) = if rows == 256 { (wide, 2 * group_features) } else { (narrow, group_features) };
-        GemmVariant { kernel, activations, activation_threads, rows, cluster, features, threads: THREADS, narrow: None }
+        GemmVariant {
+            kernel,
+            activations,
+            activation_threads,
+            rows,
+            cluster,
+            features,
+            threads: THREADS,
+            narrow: None,
+            parts: 0,
+        }
     };
+    let parts = if target.batch_invariant { gemm_narrow::parts(target, shape) } else { 0 };
     // In stages of 64 by 128 features by 128 rows. Measured: those of a large tile are a sixth faster; the end of a
     // tile takes as long as eight, with the sum over a cluster as twenty.
     let cost = |variant: &GemmVariant| {
@@ -102,14 +126,20 @@ fn of_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant>
         match (variant.rows, variant.cluster) {
             (256, _) => Some(rounds * (2 * stages * 6 / 7 + 8)),
             (_, 1) => Some(rounds * (stages + 8)),
-            (_, cluster) if cluster > 2 && tiles > clusters => None,
+            (_, cluster) if cluster > 2 && tiles > clusters && parts == 0 => None,
             // A cluster shares k in pieces of 256.
             (_, cluster) => Some(rounds * (stages.div_ceil(4).div_ceil(cluster) * 4 + 20)),
         }
     };
     let small = [1, 2, 3, 4, 8].map(|cluster| variant(128, cluster));
-    let variants = std::iter::once(variant(256, 2)).chain(small);
-    let costs = variants.filter_map(|variant| Some((cost(&variant)?, variant))).collect();
+    let variants: Vec<_> = match parts {
+        0 => std::iter::once(variant(256, 2)).chain(small).collect(),
+        // Tiles of all heights have the same bits where nothing shares k.
+        1 => vec![variant(256, 2), variant(128, 1)],
+        // A group for each part, or all parts one after another.
+        _ => vec![GemmVariant { kernel: alike, parts, ..variant(128, 1) }, variant(128, parts)],
+    };
+    let costs = variants.into_iter().filter_map(|variant| Some((cost(&variant)?, variant))).collect();
     let label = |variant: &GemmVariant| format!("rows={} cluster={}", variant.rows, variant.cluster);
     target.tuned.pick_cheapest(|| shape.key("gemm"), costs, label)
 }
@@ -241,6 +271,8 @@ fn launch(site: &Site<'_>, operand: &GemmOperand, variant: &GemmVariant, project
     let &Projections { rows, list, residual, .. } = projections;
     let residual_region = projections.residual_region();
     let mut params = GemmParams {
+        parts: index(variant.parts),
+        row_tiles: index(operand.num_rows.div_ceil(variant.rows)),
         residual: residual_region.address,
         rows: site.live(rows).address,
         k: index(operand.k),
@@ -331,7 +363,39 @@ mod tests {
     use crate::target::tests::H200;
 
     #[test]
-    fn many_rows_are_gemms_unless_a_row_must_not_depend_on_the_others() {
+    fn k_is_cut_as_the_matrix_asks_for_where_rows_must_not_depend_on_each_other() {
+        let target = Target { batch_invariant: true, ..H200 };
+        for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
+            for (features, k, glu, parts) in [
+                (&[4096, 1024, 1024][..], 4096, false, 4),
+                (&[4096], 14_336, false, 4),
+                (&[14_336], 4096, true, 1),
+                (&[4864], 896, true, 2),
+                (&[128_256], 4096, false, 1),
+                (&[896], 896, false, 4),
+                (&[4096], 512, false, 2),
+                (&[4096], 256, false, 1),
+            ] {
+                for rows in [1, 8, 9, 17, 33, 64, 65, 128, 256, 2048] {
+                    let shape = ProjectionsShape { format, rows, k, glu, features };
+                    let found = variant(&target, shape).expect("a variant for every shape");
+                    let of_kernel = match (found.parts, found.cluster, found.rows) {
+                        // Groups of a cluster share rows of x.
+                        (0, 2, 256) => 1,
+                        (0, cluster, _) => cluster,
+                        (parts, 1, _) => parts,
+                        other => panic!("{shape:?}: {other:?}"),
+                    };
+                    assert_eq!(of_kernel, parts, "{shape:?}: {found:?}");
+                    assert!(found.narrow.is_none_or(|cut| cut.stages >= 2), "{shape:?}: {found:?}");
+                    assert!(rows <= 64 || found.narrow.is_none());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn many_rows_are_gemms() {
         let shape =
             |rows, features| ProjectionsShape { format: DeviceFormat::Q8_0, rows, k: 4096, glu: false, features };
         let of = |rows, features| variant(&H200, shape(rows, features)).map(|variant| (variant.rows, variant.cluster));
@@ -350,7 +414,6 @@ mod tests {
         for rows in [8, 2048] {
             let glu = ProjectionsShape { rows, ..glu };
             assert_eq!(variant(&H200, ProjectionsShape { format: DeviceFormat::F32, ..glu }), None);
-            assert_eq!(variant(&Target { batch_invariant: true, ..H200 }, glu), None);
             assert_eq!(variant(&Target { matrix: Matrix::SimdGroup, ..H200 }, glu), None);
         }
     }

@@ -35,7 +35,7 @@ pub(crate) fn tile_rows(of: Routed) -> usize {
 
 /// Whether rows of a step may be taken by experts.
 pub(crate) fn may_be(target: &Target, rows: usize) -> bool {
-    target.kernel.is_none() && gemm::may_be(target, rows)
+    target.kernel.is_none() && !target.batch_invariant && gemm::may_be(target, rows)
 }
 
 /// Whether there are kernels for a stack, behind whose matrices those of `up` follow at one distance.

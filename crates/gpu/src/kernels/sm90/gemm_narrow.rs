@@ -71,6 +71,68 @@ fn tall_side_time(features: usize) -> usize {
     features * 370 / 256
 }
 
+/// Parts of k where a row's bits must not depend on how many rows there are: as many as a group multiplies at once when the
+/// weights of one row are shared out among all groups. They follow from the matrix alone.
+pub(crate) fn parts(target: &Target, shape: ProjectionsShape<'_>) -> usize {
+    let rows: usize = shape.features.iter().sum::<usize>() * if shape.glu { 2 } else { 1 };
+    let most = match rows.div_ceil(target.multiprocessors).next_multiple_of(16) {
+        0..=TALL_SIDE => 4,
+        height if height <= 2 * TALL_SIDE => 2,
+        _ => 1,
+    };
+    let units = shape.k.div_ceil(TALL_UNIT);
+    [4, 2].into_iter().find(|&parts| parts <= most && parts <= units).unwrap_or(1)
+}
+
+/// The cut of up to 64 rows by `gemm_alike`, or `gemm_tall`, which has the same bits where k is not cut.
+fn alike(target: &Target, shape: ProjectionsShape<'_>, features: usize, scales: usize) -> Option<GemmVariant> {
+    let place = ROWS.iter().position(|&rows| shape.rows <= rows)?;
+    let parts = parts(target, shape);
+    if ROWS[place] == ROWS_MAX && parts == 1 {
+        return tall(target, shape, features, scales).min_by_key(|&(cost, _)| cost).map(|(_, variant)| variant);
+    }
+    let kernels = [
+        named!(shape.format, "gemm_alike_", "_t8"),
+        named!(shape.format, "gemm_alike_", "_t16"),
+        named!(shape.format, "gemm_alike_", "_t32"),
+        named!(shape.format, "gemm_alike_", "_t64"),
+    ];
+    let (activations, activation_threads) = activations::kernels(shape.format, shape.k);
+    let in_stages = (shape.k.div_ceil(TALL_UNIT)).div_ceil(parts) * TALL_UNIT / features;
+    let of_height = |place: usize, height: usize| {
+        let rows = ROWS[place];
+        let side_time = tall_side_time(features) * [5, 6, 8, 10][place] / 10;
+        let outputs = if shape.glu { height / 2 } else { height };
+        let tiles: usize = shape.features.iter().map(|n| n.div_ceil(outputs)).sum();
+        let bytes = parts * (height * 128 + rows * features);
+        let round = |tiles: usize| in_stages * stream_time(target.memory, bytes, tiles).max(side_time) + 1500;
+        let scales_of_stage = (parts * height * scales / 128).next_multiple_of(1024);
+        let stage = parts * height * 128 + scales_of_stage + parts * rows * features * 2;
+        let sums = if parts > 1 { height * (rows + 2) * 4 } else { 0 };
+        // Matrix instructions read 64 rows, also where a tile is lower.
+        let room = GROUP_BYTES - HEADER - sums - TALL_SIDE * 128;
+        let stages = (room / stage).min(STAGES_MAX);
+        let variant = GemmVariant {
+            kernel: kernels[place],
+            activations,
+            activation_threads,
+            rows,
+            cluster: 1,
+            features: outputs,
+            threads: THREADS,
+            narrow: Some(NarrowCut { height, columns: 1, stages }),
+            parts,
+        };
+        let cost = in_rounds(tiles * shape.rows.div_ceil(rows), target.multiprocessors, round);
+        (stages >= 2).then_some((cost, variant))
+    };
+    // All rows in one tile, or in two of half as many, where k is cut: a stage of many rows may leave no room for a second.
+    let places = if parts > 1 { place.saturating_sub(1)..=place } else { place..=place };
+    let heights = places.rev().flat_map(|place| (1..=4 / parts * 4).rev().map(move |sixteens| (place, 16 * sixteens)));
+    let cuts = heights.filter_map(|(place, height)| of_height(place, height));
+    cuts.min_by_key(|&(cost, _)| cost).map(|(_, variant)| variant)
+}
+
 /// The cut of up to 64 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors,
 /// where no other was measured best.
 pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
@@ -87,6 +149,9 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
         | DeviceFormat::Q4_K => (256, [[600, 700, 900, 1200], [700, 800, 1000, 1300]], STAGE_SCALES),
         DeviceFormat::Q6_K => (256, [[900, 1000, 1200, 1500], [1000, 1100, 1300, 1600]], STAGE_Q6_K),
     };
+    if target.batch_invariant {
+        return alike(target, shape, features, scales);
+    }
     let kernels = [
         named!(shape.format, "gemm_narrow_", "_t8"),
         named!(shape.format, "gemm_narrow_", "_t16"),
@@ -135,6 +200,7 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
                 features: outputs,
                 threads: THREADS,
                 narrow: Some(NarrowCut { height, columns, stages }),
+                parts: 0,
             };
             candidates.push((cost, variant));
         }
@@ -179,6 +245,7 @@ fn tall(
             features: outputs,
             threads: THREADS,
             narrow: Some(NarrowCut { height, columns: 1, stages }),
+            parts: 0,
         };
         (cost, variant)
     };

@@ -24,21 +24,25 @@ const STAGES: usize = 2;
 /// Features of a tile of queries, keys or values.
 const TILE_FEATURES: usize = 64;
 
+/// Positions of a step: of wide heads fewer, whose sums take more registers.
+fn positions(head_dim: usize) -> usize {
+    if head_dim > 128 { 64 } else { 128 }
+}
+
 /// The variant, if there is one for these heads.
 pub(crate) fn variant(target: &Target, kv: &KvLayout, head_dim: usize) -> Option<AttentionTilesVariant> {
-    // Positions of a stage: of wide heads fewer, whose sums take more registers.
-    let (kernel, positions) = match (kv.format, head_dim) {
-        (KvFormat::F16, 64) => ("prompt_attention_d64", 128),
-        (KvFormat::F16, 80) => ("prompt_attention_d80", 128),
-        (KvFormat::F16, 96) => ("prompt_attention_d96", 128),
-        (KvFormat::F16, 128) => ("prompt_attention_d128", 128),
-        (KvFormat::F16, 192) => ("prompt_attention_d192", 64),
-        (KvFormat::F16, 256) => ("prompt_attention_d256", 64),
+    let kernel = match (kv.format, head_dim) {
+        (KvFormat::F16, 64) => "prompt_attention_d64",
+        (KvFormat::F16, 80) => "prompt_attention_d80",
+        (KvFormat::F16, 96) => "prompt_attention_d96",
+        (KvFormat::F16, 128) => "prompt_attention_d128",
+        (KvFormat::F16, 192) => "prompt_attention_d192",
+        (KvFormat::F16, 256) => "prompt_attention_d256",
         _ => return None,
     };
     let copied_positions = copied_positions(kv.block_len);
-    let group_bytes = group_bytes(head_dim, head_dim, positions);
-    let may_be = target.kernel.is_none() && !target.batch_invariant && copied_positions >= COPIED_POSITIONS_MIN;
+    let group_bytes = group_bytes(head_dim, head_dim, positions(head_dim));
+    let may_be = target.kernel.is_none() && copied_positions >= COPIED_POSITIONS_MIN;
     (may_be && group_bytes <= target.group_bytes_max as usize).then_some(AttentionTilesVariant {
         kernel,
         threads: THREADS,
@@ -76,7 +80,10 @@ pub(crate) fn launch(
     let tiles = |at, plane| rows_map(at, plane, head_dim, variant.copied_positions);
     let maps =
         vec![tiles(offset_of!(PromptParams, keys), cache.keys), tiles(offset_of!(PromptParams, values), cache.values)];
-    let params = PromptParams { of, chunk: index(variant.copied_positions), ..PromptParams::default() };
+    // A window's first step begins where the tile's first row sees it, unless bits must not depend on what rows are beside.
+    let align = if site.target.batch_invariant { positions(head_dim) } else { variant.copied_positions };
+    let params =
+        PromptParams { of, chunk: index(variant.copied_positions), align: index(align), ..PromptParams::default() };
     Launch { maps, ..attention::launch_of(site, variant.kernel, groups, &params, q, attention) }
 }
 
