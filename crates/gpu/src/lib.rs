@@ -108,7 +108,8 @@ pub struct GpuBackend {
 /// How a GPU computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuOptions {
-    /// A token's results do not depend on the tokens beside it, bit for bit, at the price of matrix instructions.
+    /// A token's results do not depend on the tokens beside it, bit for bit: kernels are chosen by what a matrix is, and
+    /// not by how many rows meet it. Mixtures of experts and latent attention do without matrix instructions then.
     pub batch_invariant: bool,
     /// Kernels that are taken wherever they can be, for whoever compares them.
     pub forced: ForcedVariants,
@@ -518,8 +519,8 @@ impl Backend for GpuBackend {
             #[cfg(feature = "sim")]
             System::Sim(dialect, ..) => sim_name(dialect),
         };
-        // Matrix instructions round what they multiply, and are chosen by how many rows there are; so does the kernel
-        // that streams Q8_0 for one row. Matrices of 8 by 8 are of f32.
+        // Matrix instructions round what they multiply; so does the kernel that streams Q8_0 for one row. Matrices of 8
+        // by 8 are of f32.
         let GpuOptions { batch_invariant, .. } = self.options;
         let has_matrix = self.target().matrix >= Matrix::SimdGroup;
         let exact = batch_invariant && !has_matrix || self.target().matrix == Matrix::EightByEight;

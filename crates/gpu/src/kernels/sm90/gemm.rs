@@ -75,13 +75,12 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ge
     if !may_be(target, shape.rows) || shape.k > K_MAX || shape.format == DeviceFormat::F32 {
         return None;
     }
-    let narrow = || is_narrow(shape.rows).then(|| gemm_narrow::variant(target, shape)).flatten();
-    // Tiles of 128 rows are for all rows: stages of Q6_K leave no room for 64 rows of a matrix whose k is not cut.
-    if is_narrow(shape.rows) && !target.batch_invariant {
-        narrow()
-    } else {
-        narrow().or_else(|| of_tiles(target, shape))
+    if !is_narrow(shape.rows) {
+        return of_tiles(target, shape);
     }
+    // Of Q6_K no stage of 33 to 64 rows fits where k is not cut: tiles of 128 rows have the same bits.
+    let alike = || target.batch_invariant.then(|| of_tiles(target, shape)).flatten();
+    gemm_narrow::variant(target, shape).or_else(alike)
 }
 
 /// Of many rows: the variant that takes the fewest rounds of the multiprocessors, each as long as its share of k, where

@@ -1,4 +1,5 @@
-//! `kernels/sm90/gemm_narrow.h`: gemms of 2 to 64 rows, which stream the weights; `gemm_tall` is for the most of them.
+//! `kernels/sm90/gemm_narrow.h`: gemms of 2 to 64 rows, which stream the weights; `gemm_tall` is for the most of them, and
+//! `gemm_alike` for all where a row's bits must not depend on how many there are.
 
 use crate::kernels::ProjectionsShape;
 use crate::kernels::sm90::activations;
