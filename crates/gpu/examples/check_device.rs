@@ -20,8 +20,8 @@
 //! - `prefill:SHAPE:FORMAT:TOKENS`: a prompt.
 //! - `profile:SHAPE:FORMAT:BATCH:DEPTH`, `profile-prompt:SHAPE:FORMAT:TOKENS`: what each kind of op
 //!   adds to a replay, and takes by itself.
-//! - `alike:TRIALS`: so many steps of random sequences for each of six formats, whose rows must have the bits that they have one by
-//!   one, under `--batch-invariant`.
+//! - `alike:TRIALS`: so many random steps for each of eleven formats, under `--batch-invariant`. Each row must have the bits
+//!   that it has in a step of its own.
 //! - `steady:SHAPE:FORMAT:TOKENS`: the counters of a long run must be one submission and one wait a step.
 //!
 //! `--batch-invariant` and `--force-variant=OP=KERNEL` before them are as in `hotmetal bench`. Kernels are those of the folder
@@ -333,8 +333,8 @@ fn gemm(device: &GpuBackend) -> Checked {
     Ok(())
 }
 
-/// Rows of random steps, beside the same rows one by one: every bit must be the same, whatever rows a step has, whichever of them are
-/// in the cache already and in which blocks they lie. Matrices have 1, 2 and 4 parts.
+/// Compares each row of random steps with the same row in a step of its own. Every bit must be the same, whatever rows a step
+/// has, what of a text is in the cache already, and in which blocks. The matrices have 1, 2 and 4 parts.
 fn alike(device: &GpuBackend, trials: usize) -> Checked {
     const SEQUENCES: usize = 4;
     const POSITIONS: usize = 320;

@@ -31,7 +31,7 @@ pub(crate) struct GemmVariant {
     pub(crate) threads: u32,
     /// How `gemm_narrow` is cut.
     pub(crate) narrow: Option<NarrowCut>,
-    /// Parts of k that a group takes one after another, 0 where there are none.
+    /// How many parts `gemm_alike` cuts k into: side by side up to 64 rows, one after another above. Other kernels have 0.
     pub(crate) parts: usize,
 }
 
