@@ -210,8 +210,9 @@ fn each_file_of_kernels_has_its_launches_beside_it() {
     }
 }
 
-/// The ops that a `match` of `text` names in its arms, or a `matches!` in its pattern, as one set for each.
-fn ops_in_matches(text: &str) -> Vec<BTreeSet<String>> {
+/// The variants of an enum that a `match` of `text` names in its arms, or a `matches!` in its pattern, as one set for each.
+/// `prefix` is what stands before a variant: `Op::`.
+fn variants_in_matches(text: &str, prefix: &str) -> Vec<BTreeSet<String>> {
     let code: String =
         text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
     let mut found = Vec::new();
@@ -228,13 +229,14 @@ fn ops_in_matches(text: &str) -> Vec<BTreeSet<String>> {
                     '{' | '(' | '[' => depth += 1,
                     '}' | ')' | ']' => {
                         depth -= 1;
-                        in_pattern |= depth == 1 && character == '}';
+                        let ends_arm = !block[at + 1..].trim_start().starts_with(['e', '.', '?']);
+                        in_pattern |= depth == 1 && character == '}' && ends_arm;
                     }
                     ',' if depth == 1 => in_pattern = true,
                     '=' if depth == 1 && block[at..].starts_with("=>") => in_pattern = false,
-                    'O' if depth == 1 && in_pattern && block[at..].starts_with("Op::") => {
-                        let name = block[at + 4..].chars().take_while(|character| character.is_alphanumeric());
-                        names.insert(name.collect());
+                    _ if in_pattern && block[at..].starts_with(prefix) => {
+                        let is_of_name = |character: &char| character.is_alphanumeric() || *character == '_';
+                        names.insert(block[at + prefix.len()..].chars().take_while(is_of_name).collect());
                     }
                     _ => {}
                 }
@@ -284,14 +286,33 @@ fn each_op_of_the_plan_has_one_file() {
     let toy =
         "match op { Op::A { x, .. } | Op::B => { Op::Not }, Op::C => f(Op::Not), _ => Op::Not }; matches!(op, Op::D)";
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
-    assert_eq!(ops_in_matches(toy), [names(&["A", "B", "C"]), names(&["D"])]);
+    assert_eq!(variants_in_matches(toy, "Op::"), [names(&["A", "B", "C"]), names(&["D"])]);
     for name in ["plan", "backend", "testing"] {
         for file in rust_files(&root().join("crates").join(name).join("src")) {
             let text = fs::read_to_string(&file).expect("source is UTF-8");
-            for ops in ops_in_matches(&text) {
+            for ops in variants_in_matches(&text, "Op::") {
                 assert!(ops.len() <= 4, "{} lists ops, which plan/src/ops is for: {ops:?}", file.display());
             }
         }
+    }
+}
+
+/// What a format of weights is on GPUs stands in one file: launchers ask its facts, and do not match over formats.
+#[test]
+fn only_their_files_match_over_the_formats_of_gpus() {
+    let toy = "match (f, x) { (F::A_1, true) => { F::Not } Some(F::B) => if x { 1 } else { F::Not }, _ => g(F::Not) }; \
+               matches!(f, F::C | F::D)";
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(variants_in_matches(toy, "F::"), [names(&["A_1", "B"]), names(&["C", "D"])]);
+
+    let source = root().join("crates/gpu/src");
+    for file in rust_files(&source).into_iter().filter(|file| !file.starts_with(source.join("formats"))) {
+        let text = fs::read_to_string(&file).expect("source is UTF-8");
+        for formats in variants_in_matches(&text, "DeviceFormat::") {
+            let file = file.display();
+            assert!(formats.is_empty(), "{file} matches over formats, which gpu/src/formats is for: {formats:?}");
+        }
+        assert!(!text.contains("let DeviceFormat::"), "{} matches over formats", file.display());
     }
 }
 

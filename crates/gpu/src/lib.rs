@@ -13,6 +13,8 @@ mod executable;
 #[cfg(any(test, target_os = "macos"))]
 mod flatten;
 mod forced;
+#[macro_use]
+mod formats;
 mod glu_bounds;
 pub mod kernel_source;
 mod kernels;
@@ -45,10 +47,11 @@ use driver::cuda::{CudaDevice, CudaDriver};
 #[cfg(target_os = "macos")]
 use driver::metal::{MetalDevice, MetalDriver};
 use driver::{Driver, DriverError};
+use formats::DeviceFormat;
 use kernel_source::ImageOf;
 use kernels::{mla_attention, route};
 use target::{Matrix, MemorySpeed, Target};
-use weights::{DeviceFormat, DeviceWeights};
+use weights::DeviceWeights;
 
 pub use backend::Tuned;
 pub use cubin::{CubinKernel, cubin_kernels, ptx_kernels, ptx_of};
@@ -524,16 +527,8 @@ impl Backend for GpuBackend {
         let GpuOptions { batch_invariant, .. } = self.options;
         let has_matrix = self.target().matrix >= Matrix::SimdGroup;
         let exact = batch_invariant && !has_matrix || self.target().matrix == Matrix::EightByEight;
-        let activations: fn(WeightFormat) -> ActivationRounding = if exact {
-            |_| ActivationRounding::F32
-        } else {
-            |format| match format {
-                WeightFormat::F32 => ActivationRounding::F32,
-                WeightFormat::F16 => ActivationRounding::F16,
-                WeightFormat::BF16 => ActivationRounding::BF16,
-                _ => ActivationRounding::Q8Blocks,
-            }
-        };
+        let activations: fn(WeightFormat) -> ActivationRounding =
+            if exact { |_| ActivationRounding::F32 } else { |format| DeviceFormat::of(format).facts().rounding };
         // So does attention of many rows of a sequence.
         let attention: fn(KvFormat) -> ActivationRounding = if batch_invariant && !has_matrix {
             |_| ActivationRounding::F32

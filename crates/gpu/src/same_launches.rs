@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use crate::executable::{counters_len, footprint};
 use crate::forced::ForcedVariants;
+use crate::formats::DeviceFormat;
 use crate::glu_bounds::GluBounds;
 use crate::kernels::{choose, rope_kv_write, sample};
 use crate::kv_cache::KvCache;
@@ -26,7 +27,7 @@ use crate::params::{Address, Chosen};
 use crate::site::LoadedPlan;
 use crate::step_input::max_positions;
 use crate::target::{Matrix, MemorySpeed, Target};
-use crate::weights::{DeviceFormat, DeviceWeights};
+use crate::weights::DeviceWeights;
 
 const EXPECTED: &str = include_str!("../tests/launches.txt");
 
@@ -298,7 +299,7 @@ fn lines() -> (String, BTreeMap<String, String>) {
             let name = |what: &str| format!("{target_name} {model_name} {what}");
             for format in DeviceFormat::ALL {
                 let loaded = Loaded::new(target, &fused, &all_in(format), kv(KvFormat::F16));
-                add(name(&format!("{format:?}").to_lowercase()), loaded.recorded(&fused));
+                add(name(format.name()), loaded.recorded(&fused));
             }
             // All experts of a stack are in one format.
             if crate::weights::stacks(&fused).next().is_none() {

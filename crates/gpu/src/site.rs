@@ -3,12 +3,13 @@
 
 use plan::{MemoryPlan, Plan, Rows, StepShape, Value, WeightId};
 
+use crate::formats::DeviceFormat;
 use crate::glu_bounds::GluBounds;
 use crate::kv_cache::KvCache;
 use crate::launch::Region;
 use crate::step_input::{StepLayout, StepRegions, max_positions};
 use crate::target::Target;
-use crate::weights::{DeviceFormat, DeviceWeights};
+use crate::weights::DeviceWeights;
 
 /// Rows of values begin at multiples of this many f32, so that kernels load 16 bytes at a time.
 pub(crate) const ROW_ALIGN: usize = 4;

@@ -11,10 +11,10 @@ use std::thread;
 use backend::Copied;
 use half::f16;
 use plan::{Experts, Op, Plan, WeightId};
-use tensor::quant::{fp8, mxfp4, nvfp4, q4_0, q4_k, q5_0, q6_k, q8_0};
-use tensor::{Tensor, WeightFormat};
+use tensor::Tensor;
 
 use crate::driver::{Driver, DriverError};
+use crate::formats::{DeviceFormat, FileRow, formats, row_bytes, scale_row_bytes};
 use crate::launch::Region;
 use crate::params::Address;
 
@@ -27,88 +27,6 @@ const BUFFERS_PER_THREAD: usize = 3;
 
 /// Start and length in the allocation of all weights, in bytes.
 type Piece = (u64, u64);
-
-/// How weights are stored on a device, and what kernels are named after.
-#[expect(non_camel_case_types, reason = "these are the published names")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeviceFormat {
-    F32,
-    F16,
-    BF16,
-    Q8_0,
-    FP8,
-    Q4_0,
-    /// Q4_0 whose scales are the same for each 128 weights, which files of INT4 in such groups are read as.
-    Q4_G128,
-    /// Codes of four bits with one scale and one zero point for each 128 weights, as which Q5_0 is stored where all of its
-    /// blocks allow it: files of INT4 with zero points in such groups (AWQ, most of GPTQ) are read as Q5_0.
-    Q4_Z128,
-    MXFP4,
-    /// With one scale for a matrix, as files have it.
-    NVFP4,
-    Q4_K,
-    Q6_K,
-}
-
-impl DeviceFormat {
-    pub(crate) const ALL: [Self; 12] = [
-        Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::Q8_0,
-        Self::FP8,
-        Self::Q4_0,
-        Self::Q4_G128,
-        Self::Q4_Z128,
-        Self::MXFP4,
-        Self::NVFP4,
-        Self::Q4_K,
-        Self::Q6_K,
-    ];
-
-    /// What matrices in `format` are stored as.
-    pub(crate) fn of(format: WeightFormat) -> Self {
-        match format {
-            WeightFormat::F32 => Self::F32,
-            WeightFormat::F16 => Self::F16,
-            WeightFormat::BF16 => Self::BF16,
-            WeightFormat::FP8 => Self::FP8,
-            WeightFormat::Q4_0 => Self::Q4_0,
-            WeightFormat::MXFP4 => Self::MXFP4,
-            WeightFormat::NVFP4 => Self::NVFP4,
-            WeightFormat::Q4_K => Self::Q4_K,
-            WeightFormat::Q6_K => Self::Q6_K,
-            _ => Self::Q8_0,
-        }
-    }
-
-    /// As the file format of the same blocks.
-    pub(crate) fn weight_format(self) -> WeightFormat {
-        match self {
-            Self::F32 => WeightFormat::F32,
-            Self::F16 => WeightFormat::F16,
-            Self::BF16 => WeightFormat::BF16,
-            Self::Q8_0 => WeightFormat::Q8_0,
-            Self::FP8 => WeightFormat::FP8,
-            Self::Q4_0 | Self::Q4_G128 => WeightFormat::Q4_0,
-            Self::Q4_Z128 => WeightFormat::Q5_0,
-            Self::MXFP4 => WeightFormat::MXFP4,
-            Self::NVFP4 => WeightFormat::NVFP4,
-            Self::Q4_K => WeightFormat::Q4_K,
-            Self::Q6_K => WeightFormat::Q6_K,
-        }
-    }
-
-    /// Weights in 16 bytes of values: what a thread loads at once, and so the order in which kernels want activations.
-    pub(crate) fn chunk_len(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::BF16 => 8,
-            Self::Q8_0 | Self::FP8 => 16,
-            Self::Q4_0 | Self::Q4_G128 | Self::Q4_Z128 | Self::MXFP4 | Self::NVFP4 | Self::Q4_K | Self::Q6_K => 32,
-        }
-    }
-}
 
 /// A weight on the device.
 #[derive(Clone, Copy, Debug)]
@@ -218,7 +136,7 @@ impl DeviceWeights {
                 }
             };
             let (rows, row_len) = (tensor.num_rows(), tensor.row_len());
-            let matrix_scale = if format == DeviceFormat::NVFP4 { matrix_scale(tensor) } else { 1.0 };
+            let matrix_scale = format.facts().matrix_scale.map_or(1.0, |of| of(tensor));
             weights.push(DeviceWeight { format, values, scales, rows, row_len, matrix_scale });
         }
         let to_copy = weights.iter().zip(tensors).zip(&in_place).filter(|(_, in_place)| in_place.is_none());
@@ -226,7 +144,7 @@ impl DeviceWeights {
         let mut matrix_scales = HashMap::new();
         for experts in stacks(plan) {
             let stack = &weights[run(experts.first, experts.count)];
-            if stack[0].format == DeviceFormat::NVFP4 {
+            if stack[0].format.facts().matrix_scale.is_some() {
                 let scales: Vec<f32> = stack.iter().map(|weight| weight.matrix_scale).collect();
                 let bytes = size_of_val(&scales[..]) as u64;
                 let region = Region { address: driver.allocate(bytes)?, bytes };
@@ -340,60 +258,8 @@ impl DeviceWeight {
     }
 
     /// Packs one row as it lies on the device, and fills it up with zeros.
-    fn pack_row(&self, tensor: &Tensor, row: usize, to: [&mut [u8]; 2]) {
-        let bytes = &tensor.bytes()[row * tensor.row_bytes()..(row + 1) * tensor.row_bytes()];
-        match self.format {
-            DeviceFormat::Q8_0 => {
-                let mut blocks = vec![q8_0::Block { scale: f16::ZERO, codes: [0; 32] }; self.row_len / q8_0::BLOCK_LEN];
-                tensor.format().to_q8_0(bytes, &mut blocks);
-                let codes = |codes| bytemuck::cast::<[i8; 32], [u8; 32]>(codes);
-                lay_out(blocks.iter().map(|block| (codes(block.codes), block.scale.to_le_bytes())), to);
-            }
-            DeviceFormat::FP8 => {
-                let blocks = bytemuck::cast_slice::<_, fp8::Block>(bytes).iter();
-                lay_out(blocks.map(|block| (block.codes, block.scale.to_le_bytes())), to);
-            }
-            DeviceFormat::MXFP4 => {
-                let blocks = bytemuck::cast_slice::<_, mxfp4::Block>(bytes).iter();
-                lay_out(blocks.map(|block| (block.codes, [block.exponent])), to);
-            }
-            DeviceFormat::NVFP4 => {
-                let blocks = bytemuck::cast_slice::<_, nvfp4::Block>(bytes).iter();
-                lay_out(blocks.map(|block| (block.codes.as_flattened(), block.scales)), to);
-            }
-            DeviceFormat::Q4_0 => {
-                let blocks = bytemuck::cast_slice::<_, q4_0::Block>(bytes).iter();
-                lay_out(blocks.map(|block| (block.codes, block.scale.to_le_bytes())), to);
-            }
-            DeviceFormat::Q4_G128 => {
-                let groups = bytemuck::cast_slice::<_, [q4_0::Block; GROUP_BLOCKS]>(bytes).iter();
-                let of_group = |group: &[q4_0::Block; GROUP_BLOCKS]| {
-                    let codes: [_; GROUP_BLOCKS] = std::array::from_fn(|i| group[i].codes);
-                    (bytemuck::cast::<_, [u8; 16 * GROUP_BLOCKS]>(codes), group[0].scale.to_le_bytes())
-                };
-                lay_out(groups.map(of_group), to);
-            }
-            DeviceFormat::Q4_Z128 => {
-                let groups = bytemuck::cast_slice::<_, [q5_0::Block; GROUP_BLOCKS]>(bytes).iter();
-                lay_out(groups.map(q4_z128_planes), to);
-            }
-            DeviceFormat::Q4_K => {
-                let blocks = bytemuck::cast_slice::<_, q4_k::Block>(bytes).iter();
-                let codes = |block: &q4_k::Block| {
-                    let (halves, _) = block.codes.as_chunks();
-                    let split: [_; q4_k::BLOCK_LEN / 64] = std::array::from_fn(|i| split_halves(&halves[i]));
-                    bytemuck::cast::<_, [u8; q4_k::BLOCK_LEN / 2]>(split)
-                };
-                lay_out(blocks.map(|block| (codes(block), q4_k_scales(block))), to);
-            }
-            DeviceFormat::Q6_K => lay_out(bytemuck::cast_slice(bytes).iter().map(q6_k_planes), to),
-            DeviceFormat::F32 => {
-                let mut floats = vec![0f32; self.row_len];
-                tensor.row_to_f32(row, &mut floats);
-                lay_out([(bytemuck::cast_slice::<_, u8>(&floats), [])].into_iter(), to);
-            }
-            DeviceFormat::F16 | DeviceFormat::BF16 => lay_out([(bytes, [])].into_iter(), to),
-        }
+    fn pack_row(&self, tensor: &Tensor, index: usize, to: [&mut [u8]; 2]) {
+        (self.format.facts().pack_row)(FileRow { tensor, index }, to);
     }
 }
 
@@ -402,21 +268,6 @@ impl DeviceWeight {
 fn are_adjacent(addresses: &[Option<Address>], bytes: u64) -> bool {
     let known: Option<Vec<_>> = addresses.iter().copied().collect();
     known.is_some_and(|known| known.windows(2).all(|pair| pair[0].0 + bytes == pair[1].0))
-}
-
-/// Values and scales of blocks, each one after another, and zeros behind them.
-fn lay_out(blocks: impl Iterator<Item = (impl AsRef<[u8]>, impl AsRef<[u8]>)>, [values, scales]: [&mut [u8]; 2]) {
-    let [mut values_at, mut scales_at] = [0; 2];
-    let place = |to: &mut [u8], at: &mut usize, bytes: &[u8]| {
-        to[*at..][..bytes.len()].copy_from_slice(bytes);
-        *at += bytes.len();
-    };
-    for (of_values, of_scales) in blocks {
-        place(values, &mut values_at, of_values.as_ref());
-        place(scales, &mut scales_at, of_scales.as_ref());
-    }
-    values[values_at..].fill(0);
-    scales[scales_at..].fill(0);
 }
 
 /// Rows of a weight that are packed, and copied, at once.
@@ -536,285 +387,24 @@ fn fill<'a>(
     done.and(ended)
 }
 
-/// 64 codes, j beside j + 32, as two blocks of 32, each with j beside j + 16.
-fn split_halves(codes: &[u8; 32]) -> [u8; 32] {
-    let mut split = [0; 32];
-    for j in 0..16 {
-        let (low, high) = (codes[j], codes[j + 16]);
-        split[j] = low & 15 | high << 4;
-        split[j + 16] = low >> 4 | high & 0xf0;
-    }
-    split
-}
-
-/// What 256 weights are scaled by, so that kernels find the numbers of each 32 by shifts alone: `ScaleQ4_K` of
-/// `kernels/parts.h`.
-fn q4_k_scales(block: &q4_k::Block) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..2].copy_from_slice(&block.scale.to_le_bytes());
-    bytes[2..4].copy_from_slice(&block.minimum.to_le_bytes());
-    for (i, (scale, minimum)) in block.scales_and_minima().into_iter().enumerate() {
-        bytes[4 + i] = scale & 15 | minimum << 4;
-        bytes[12 + i / 2] |= (scale >> 4 | minimum >> 4 << 2) << (i % 2 * 4);
-    }
-    bytes
-}
-
-/// Bytes of what 256 weights of Q6_K have beside the lower bits of their codes: `Q6_K_WORDS` of `kernels/parts.h`.
-const Q6_K_BYTES: usize = 84;
-
-/// 256 weights: the lower four bits of codes as Q4_0 has them, and the rest of the block as `WeightQ6_K` of `kernels/parts.h`
-/// wants it.
-fn q6_k_planes(block: &q6_k::Block) -> ([u8; 128], [u8; Q6_K_BYTES]) {
-    let (mut low, mut rest) = ([0; 128], [0; Q6_K_BYTES]);
-    let halves = block.codes.as_chunks::<64>().0.iter().zip(block.high.as_chunks::<32>().0).enumerate();
-    for (half, (codes, high)) in halves {
-        for quarter in 0..4 {
-            let chunk = half * 4 + quarter;
-            let (codes, shift) = (&codes[quarter % 2 * 32..][..32], quarter / 2 * 4);
-            for (place, low) in low[chunk * 16..][..16].iter_mut().enumerate() {
-                *low = codes[place] >> shift & 15 | (codes[place + 16] >> shift & 15) << 4;
-            }
-            // The upper two bits of four codes.
-            let words = high.as_chunks::<4>().0;
-            let upper = |i: usize| (u32::from_le_bytes(words[i]) >> (2 * quarter) & 0x0303_0303) ^ 0x0202_0202;
-            for eight in 0..2 {
-                // A byte has two codes of the lower half of the chunk and two of the upper, by turns, the first four ahead.
-                let first = 2 * eight;
-                let bits = upper(first) | upper(first + 4) << 2 | upper(first + 1) << 4 | upper(first + 5) << 6;
-                let word = (chunk % 2 * 2 + eight) * 4 + chunk / 2;
-                rest[word * 4..][..4].copy_from_slice(&bits.to_le_bytes());
-            }
-        }
-    }
-    rest[64..80].copy_from_slice(bytemuck::cast_slice(&block.scales));
-    rest[80..82].copy_from_slice(&block.scale.to_le_bytes());
-    (low, rest)
-}
-
-/// Blocks of Q4_0 or Q5_0 that share a scale in [`DeviceFormat::Q4_G128`] and [`DeviceFormat::Q4_Z128`].
-const GROUP_BLOCKS: usize = 4;
-/// Bytes whose scales are worth a thread to look at.
-const THREAD_BYTES: usize = 4 << 20;
-
-/// What each of `tensors` is stored as. Several matrices that one kernel reads have one format, so that of Q4_0 is the same for all,
-/// and that of Q5_0, and NVFP4 is Q8_0 where one matrix has several scales.
-fn formats(tensors: &[Tensor]) -> Vec<DeviceFormat> {
-    let all =
-        |format, holds: fn(&Tensor) -> bool| tensors.iter().filter(|tensor| device_format(tensor) == format).all(holds);
-    let is_grouped = all(DeviceFormat::Q4_0, has_groups_of_128);
-    let has_matrix_scales = all(DeviceFormat::NVFP4, has_matrix_scale);
-    let is_q5_0 = |tensor: &Tensor| tensor.shape().len() > 1 && tensor.format() == WeightFormat::Q5_0;
-    let has_zero_points = tensors.iter().filter(|tensor| is_q5_0(tensor)).all(has_zero_points_of_128);
-    let format = |tensor| match device_format(tensor) {
-        DeviceFormat::Q4_0 if is_grouped => DeviceFormat::Q4_G128,
-        _ if has_zero_points && is_q5_0(tensor) => DeviceFormat::Q4_Z128,
-        DeviceFormat::NVFP4 if !has_matrix_scales => DeviceFormat::Q8_0,
-        format => format,
-    };
-    tensors.iter().map(format).collect()
-}
-
-/// Whether the scales of a matrix in Q4_0 are the same for each 128 weights. Most matrices say no in their first row.
-fn has_groups_of_128(tensor: &Tensor) -> bool {
-    const GROUP_BYTES: usize = GROUP_BLOCKS * size_of::<q4_0::Block>();
-    if !tensor.row_len().is_multiple_of(GROUP_BLOCKS * q4_0::BLOCK_LEN) {
-        return false;
-    }
-    let is_group = |bytes: &[u8]| {
-        let blocks = bytemuck::cast_slice::<_, q4_0::Block>(bytes);
-        blocks.iter().all(|block| block.scale.to_bits() == blocks[0].scale.to_bits())
-    };
-    every_piece(tensor, GROUP_BYTES, |bytes| bytes.chunks(GROUP_BYTES).all(is_group))
-}
-
-/// Whether a matrix in Q5_0 has the same scale for each 128 weights, and codes of each 128 that differ by 15 at most: then four
-/// bits and a zero point are all of them. Most matrices that were quantised as Q5_0 say no in their first row.
-fn has_zero_points_of_128(tensor: &Tensor) -> bool {
-    const GROUP_BYTES: usize = GROUP_BLOCKS * size_of::<q5_0::Block>();
-    if !tensor.row_len().is_multiple_of(GROUP_BLOCKS * q5_0::BLOCK_LEN) {
-        return false;
-    }
-    every_piece(tensor, GROUP_BYTES, |bytes| {
-        bytemuck::cast_slice::<_, [q5_0::Block; GROUP_BLOCKS]>(bytes).iter().all(|group| {
-            let (least, most) = least_and_most(&group.map(|block| block.codes()));
-            most - least <= 15 && group.iter().all(|block| block.scale.to_bits() == group[0].scale.to_bits())
-        })
-    })
-}
-
-/// The least of the codes of a group, and the most.
-fn least_and_most(codes: &[[i8; q5_0::BLOCK_LEN]; GROUP_BLOCKS]) -> (i8, i8) {
-    codes.as_flattened().iter().fold((i8::MAX, i8::MIN), |(least, most), &code| (least.min(code), most.max(code)))
-}
-
-/// The codes of 128 weights in four bits, and their scale and zero point, as `WeightQ4Z128` of `kernels/parts.h` has them. The
-/// zero point is what the least code lacks to zero, and none where all codes are above zero.
-fn q4_z128_planes(group: &[q5_0::Block; GROUP_BLOCKS]) -> ([u8; 16 * GROUP_BLOCKS], [u8; 4]) {
-    let codes = group.map(|block| block.codes());
-    let zero = -least_and_most(&codes).0.min(0);
-    let in_four_bits = codes.map(|codes| {
-        let code = |i: usize| (codes[i] + zero).cast_unsigned();
-        std::array::from_fn::<u8, 16, _>(|i| code(i) | code(i + 16) << 4)
-    });
-    let (scale, zero) = (group[0].scale.to_le_bytes(), f16::from(zero).to_le_bytes());
-    (bytemuck::cast(in_four_bits), [scale[0], scale[1], zero[0], zero[1]])
-}
-
-/// Whether all blocks of a matrix in NVFP4 have one scale, as those that are read from files do.
-fn has_matrix_scale(tensor: &Tensor) -> bool {
-    let scale = matrix_scale(tensor).to_bits();
-    every_piece(tensor, size_of::<nvfp4::Block>(), |bytes| {
-        bytemuck::cast_slice::<_, nvfp4::Block>(bytes).iter().all(|block| block.scale.to_bits() == scale)
-    })
-}
-
-/// That of the first block.
-fn matrix_scale(tensor: &Tensor) -> f32 {
-    tensor.as_slice::<nvfp4::Block>().first().map_or(1.0, |block| block.scale)
-}
-
-/// Whether `holds` of all blocks of a tensor, `piece_bytes` of which belong together: the first row is looked at first.
-fn every_piece(tensor: &Tensor, piece_bytes: usize, holds: impl Fn(&[u8]) -> bool + Sync) -> bool {
-    let bytes = tensor.bytes();
-    if !holds(&bytes[..tensor.row_bytes().min(bytes.len())]) {
-        return false;
-    }
-    let threads =
-        thread::available_parallelism().map_or(1, NonZero::get).min(bytes.len().div_ceil(THREAD_BYTES)).max(1);
-    let share = bytes.len().div_ceil(threads).next_multiple_of(piece_bytes).max(piece_bytes);
-    thread::scope(|scope| {
-        let holds = &holds;
-        let parts: Vec<_> = bytes.chunks(share).map(|part| scope.spawn(move || holds(part))).collect();
-        parts.into_iter().all(|part| part.join().unwrap_or(false))
-    })
-}
-
-/// What a tensor is stored as by itself: vectors in f32.
-fn device_format(tensor: &Tensor) -> DeviceFormat {
-    if tensor.shape().len() == 1 { DeviceFormat::F32 } else { DeviceFormat::of(tensor.format()) }
-}
-
 /// Whether a tensor's bytes are those on the device, up to padding: codes and scales of blocks lie apart there.
 fn is_kept(tensor: &Tensor) -> bool {
-    let format = device_format(tensor);
+    let format = DeviceFormat::of_tensor(tensor);
     scale_row_bytes(format, tensor.row_len()) == 0 && format.weight_format() == tensor.format()
 }
 
 /// Whether a matrix lies in the host's memory as it would on the device, so that 16-byte loads of it are aligned.
 fn is_as_on_device(tensor: &Tensor) -> bool {
-    let is_padded = tensor.row_bytes() != row_bytes(device_format(tensor), tensor.row_len());
+    let is_padded = tensor.row_bytes() != row_bytes(DeviceFormat::of_tensor(tensor), tensor.row_len());
     tensor.shape().len() > 1 && is_kept(tensor) && !is_padded && (tensor.bytes().as_ptr() as usize).is_multiple_of(16)
-}
-
-/// f16 of the scales of 256 weights.
-pub(crate) fn scales_of_256(format: DeviceFormat) -> usize {
-    match format {
-        DeviceFormat::Q6_K => Q6_K_BYTES / size_of::<f16>(),
-        DeviceFormat::MXFP4 | DeviceFormat::Q4_Z128 => 4,
-        DeviceFormat::Q4_G128 => 2,
-        _ => 8,
-    }
-}
-
-/// Bytes of the scales of a row, filled up to 16, which copies on the device come in, or 32: `q8_scales`, `q4_g128_scales` and
-/// `q6_k_row_words` of `kernels/parts.h`.
-pub(crate) fn scale_row_bytes(format: DeviceFormat, row_len: usize) -> usize {
-    match format {
-        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
-        DeviceFormat::Q6_K => (row_len / q6_k::BLOCK_LEN * Q6_K_BYTES).next_multiple_of(16),
-        // Of Q4_Z128, four bytes for each 128: the same.
-        DeviceFormat::MXFP4 | DeviceFormat::Q4_Z128 => (row_len / mxfp4::BLOCK_LEN).next_multiple_of(16),
-        DeviceFormat::Q4_G128 => (row_len / (GROUP_BLOCKS * q4_0::BLOCK_LEN) * size_of::<f16>()).next_multiple_of(32),
-        // Of Q4_K, 16 bytes for each block of 256: the same. Of NVFP4, two of one byte in place of one of two.
-        DeviceFormat::Q8_0 | DeviceFormat::FP8 | DeviceFormat::Q4_0 | DeviceFormat::NVFP4 | DeviceFormat::Q4_K => {
-            (row_len / q8_0::BLOCK_LEN * size_of::<f16>()).next_multiple_of(16)
-        }
-    }
-}
-
-/// Bytes of a row of values.
-pub(crate) fn row_bytes(format: DeviceFormat, row_len: usize) -> usize {
-    row_chunks(format, row_len) * 16
-}
-
-/// 16-byte chunks of a row, the last filled up.
-fn row_chunks(format: DeviceFormat, row_len: usize) -> usize {
-    row_len.div_ceil(format.chunk_len())
 }
 
 #[cfg(test)]
 mod tests {
+    use tensor::WeightFormat;
     use testing::Rng;
 
     use super::*;
-
-    /// Weight by weight, as `WeightQ6_K` of `kernels/parts.h` says it.
-    #[test]
-    fn planes_of_q6_k_have_every_bit_where_kernels_look() {
-        let mut rng = Rng::new(1);
-        for _ in 0..20 {
-            let mut byte = || rng.next_u64() as u8;
-            let block = q6_k::Block {
-                codes: std::array::from_fn(|_| byte()),
-                high: std::array::from_fn(|_| byte()),
-                scales: std::array::from_fn(|_| byte().cast_signed()),
-                scale: f16::from_bits(0x1234),
-            };
-            let (mut low, mut rest) = ([0; 128], [0; Q6_K_BYTES]);
-            for (i, code) in block.codes_in_order().into_iter().enumerate() {
-                let (chunk, upper, place) = (i / 32, i / 16 % 2, i % 16);
-                low[chunk * 16 + place] |= (code & 15) << (upper * 4);
-                // The word of this half of the chunk, its byte, and there the lower half of the codes' bytes first, the first
-                // four ahead.
-                let word = (chunk % 2 * 2 + place / 8) * 4 + chunk / 2;
-                let shift = (place % 8 / 4 * 2 + upper) * 2;
-                rest[word * 4 + place % 4] |= ((code >> 4) ^ 2) << shift;
-            }
-            rest[64..80].copy_from_slice(bytemuck::cast_slice(&block.scales));
-            rest[80..82].copy_from_slice(&block.scale.to_le_bytes());
-            assert_eq!(q6_k_planes(&block), (low, rest));
-        }
-    }
-
-    /// Weight by weight, as `WeightQ4Z128` of `kernels/parts.h` says it: zero points of 0 to 16, and codes that are all above
-    /// zero. Where the codes of a group differ by more, or scales of its blocks differ, no matrix is in this format.
-    #[test]
-    fn q5_0_with_zero_points_has_four_bits_on_the_device() {
-        let mut rng = Rng::new(1);
-        let mut blocks = vec![];
-        for least in -16..=16 {
-            let scale = f16::from_f32(0.01 + rng.normal().abs());
-            for _ in 0..GROUP_BLOCKS {
-                let most = (least + 15).min(15);
-                let codes = std::array::from_fn(|_| rng.pick(&[least.min(15), most, (least + 3).min(most)]));
-                blocks.push(q5_0::from_codes(scale, &codes));
-            }
-        }
-        let tensor = |blocks: &[q5_0::Block]| {
-            let shape = vec![blocks.len() / GROUP_BLOCKS, GROUP_BLOCKS * q5_0::BLOCK_LEN];
-            Tensor::new(WeightFormat::Q5_0, shape, bytemuck::cast_slice(blocks).to_vec().into()).unwrap()
-        };
-        let expected = tensor(&blocks);
-        assert_eq!(formats(std::slice::from_ref(&expected)), [DeviceFormat::Q4_Z128]);
-        for (group, expected) in blocks.as_chunks().0.iter().zip(expected.to_f32().as_chunks::<128>().0) {
-            let (codes, [scale_low, scale_high, zero_low, zero_high]) = q4_z128_planes(group);
-            let scale = f16::from_le_bytes([scale_low, scale_high]).to_f32();
-            let zero = f16::from_le_bytes([zero_low, zero_high]).to_f32();
-            assert!((0.0..=16.0).contains(&zero), "{zero}");
-            for (i, &expected) in expected.iter().enumerate() {
-                let code = codes[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
-                assert_eq!(scale * (f32::from(code) - zero), expected, "weight {i}, zero point {zero}");
-            }
-        }
-        let mut too_far_apart = blocks.clone();
-        too_far_apart[5] = q5_0::from_codes(blocks[5].scale, &std::array::from_fn(|i| if i == 9 { 1 } else { -15 }));
-        let mut of_two_scales = blocks.clone();
-        of_two_scales[6].scale = f16::ONE;
-        for others in [too_far_apart, of_two_scales] {
-            assert_eq!(formats(&[tensor(&others), expected.clone()]), [DeviceFormat::Q8_0; 2]);
-        }
-    }
 
     /// Weights of many pieces arrive whole, whichever thread packed what, and piece by piece to whoever watches; where a copy
     /// fails, loading ends with that.

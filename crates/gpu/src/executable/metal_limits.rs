@@ -12,6 +12,7 @@ use testing::tiny::{MODEL_TYPES, random_weights, tiny_int4_model, tiny_model};
 use super::GpuExecutable;
 use crate::driver::sim::{SimDialect, SimDriver, SimFaults, ThreadOrder, kernel_of};
 use crate::forced::ForcedVariants;
+use crate::formats::DeviceFormat;
 use crate::kernels::{choose, sample};
 use crate::ops;
 use crate::target::Target;
@@ -90,10 +91,9 @@ fn every_launch_keeps_to_what_metal_can_run() {
         let weights = random_weights(&plan, &mut Rng::new(1), WeightFormat::F32);
         found.extend(kernels(&plan, &weights, KvFormat::F16, false));
     }
-    for format in ["f32", "f16", "bf16", "q8_0", "fp8", "q4_0", "q4_g128", "q4_z128", "mxfp4", "nvfp4", "q4_k", "q6_k"]
-    {
+    for format in DeviceFormat::ALL {
         for kernel in ["norm_linear_#_m1", "linear_#_m4", "gemm_simdgroup_#_t32", "gemm_simdgroup_glu_#_t64"] {
-            let kernel = kernel.replace('#', format);
+            let kernel = kernel.replace('#', format.name());
             assert!(found.contains(&*kernel), "no launch of {kernel}: {found:?}");
         }
     }
@@ -109,7 +109,6 @@ fn every_launch_keeps_to_what_metal_can_run() {
 fn kernels_that_do_not_fit_are_not_chosen() {
     use crate::kernels::attention_tiles;
     use crate::kernels::linear::{self, LinearKind};
-    use crate::weights::DeviceFormat;
     let target = |bytes| Target::metal(10, bytes, false, ForcedVariants::NONE);
     let of = |bytes| linear::variant(&target(bytes), DeviceFormat::F16, 100, LinearKind::Plain).kernel;
     assert_eq!((of(32 << 10), of(16 << 10)), ("gemm_simdgroup_f16_t64", "linear_f16_m4"));

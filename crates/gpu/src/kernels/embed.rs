@@ -2,10 +2,10 @@
 
 use plan::WeightId;
 
+use crate::formats::DeviceFormat;
 use crate::launch::{Access, GROUP_THREADS, Launch};
 use crate::params::EmbedParams;
 use crate::site::{DeviceRows, Site, index};
-use crate::weights::DeviceFormat;
 
 fn kernel(format: DeviceFormat) -> &'static str {
     named!(format, "embed_", "")

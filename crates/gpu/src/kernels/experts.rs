@@ -5,7 +5,7 @@ use plan::{Activation, Experts, Norm};
 use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch, Region, TileMap};
 use crate::params::{ExpertStack, ExpertSumParams, ExpertsParams};
 use crate::site::{DeviceRows, F32, Site, index};
-use crate::weights::{DeviceExperts, DeviceFormat};
+use crate::weights::DeviceExperts;
 
 /// Output features of a group.
 const OUTPUTS: usize = 2 * GROUP_SIMDS;

@@ -2,6 +2,7 @@
 
 use plan::{Activation, Experts, Router};
 
+use crate::formats::DeviceFormat;
 use crate::kernels::experts::{Inputs, Routed, RowGroups, stack_params, with_stack};
 use crate::kernels::experts_stream::SLOTS_MAX;
 use crate::kernels::linear_stream::{SIMDS, STAGES_MAX, StreamedFormat, THREADS};
@@ -10,7 +11,7 @@ use crate::launch::{Access, Launch, Region};
 use crate::params::{ExpertRowsParams, LinearSegment, LinearStreamParams, RouteRowsParams};
 use crate::site::{DeviceRows, ROW_ALIGN, Site, index};
 use crate::target::Target;
-use crate::weights::{DeviceExperts, DeviceFormat};
+use crate::weights::DeviceExperts;
 
 /// As in `kernels/experts_rows.h`: bytes ahead of x, rows of a tile, and rows of x in group memory at most.
 const HEADER: usize = 4352;
@@ -65,21 +66,8 @@ pub(crate) fn may_be(target: &Target, of: Routed) -> bool {
 /// Whether streams are faster than matrix instructions of SIMD groups, as measured on an H200: in formats whose codes are
 /// multiplied as they are, for gated units, and for two rows.
 pub(crate) fn is_faster(of: Routed, format: DeviceFormat, glu: bool) -> bool {
-    let as_codes = match format {
-        DeviceFormat::Q8_0
-        | DeviceFormat::FP8
-        | DeviceFormat::Q4_0
-        | DeviceFormat::Q4_G128
-        | DeviceFormat::Q4_Z128
-        | DeviceFormat::Q4_K => true,
-        DeviceFormat::F32
-        | DeviceFormat::F16
-        | DeviceFormat::BF16
-        | DeviceFormat::NVFP4
-        | DeviceFormat::MXFP4
-        | DeviceFormat::Q6_K => false,
-    };
-    as_codes && (glu || of.rows <= 2)
+    let is_faster = format.facts().streamed.is_some_and(|streamed| streamed.rows_are_faster);
+    is_faster && (glu || of.rows <= 2)
 }
 
 /// Whether the kernels take a stack, and the one of up projections: whole blocks, at the same distances, and places that fit
@@ -96,11 +84,7 @@ fn is_in_bounds(target: &Target, of: Routed, stack: &DeviceExperts, up: Option<&
     let cost = COSTS[0] * of.tiles_max(TILE_ROWS) + COSTS[1] * of.pairs();
     let units = (cost * n) as u64 * (target.multiprocessors as u64 + 1);
     let places = (of.pairs() * n).max(stack.count * stack.bias_stride as usize / size_of::<f32>());
-    format != DeviceFormat::F32
-        && k.is_multiple_of(block)
-        && alike
-        && units <= u64::from(u32::MAX)
-        && places <= i32::MAX as usize
+    k.is_multiple_of(block) && alike && units <= u64::from(u32::MAX) && places <= i32::MAX as usize
 }
 
 /// How the weights of a stack are streamed, gated units where there is a second one, if they can be.
@@ -115,9 +99,9 @@ pub(crate) fn variant(
         return None;
     }
     let planes = if up.is_some() { 2 } else { 1 };
-    let streamed = StreamedFormat::new(format, k, planes);
+    let streamed = StreamedFormat::new(format, k, planes)?;
     let x_row = streamed.x_bytes.next_multiple_of(128);
-    let is_short = up.is_none() && format.chunk_len() > 8 && format != DeviceFormat::NVFP4 && streamed.stage_rows() > 1;
+    let is_short = up.is_none() && streamed.has_short_rows && streamed.stage_rows() > 1;
     let (stage_rows, lanes) = match streamed.stage_rows() {
         SHORT_ROWS.. if is_short => (SHORT_ROWS, 32 / SHORT_ROWS),
         rows if is_short => (rows, 16),

@@ -2,6 +2,7 @@
 
 use plan::{Activation, Experts, Linear, Norm, Router, Scores};
 
+use crate::formats::DeviceFormat;
 use crate::kernels::experts::with_stack;
 use crate::kernels::linear_stream::{NORM_K_MAX, NORM_SHARE, PLAIN_SHARE, SIMDS, STAGES_MAX, StreamedFormat, THREADS};
 use crate::kernels::route;
@@ -9,7 +10,7 @@ use crate::launch::{Access, Launch, Region};
 use crate::params::{ExpertStreamParams, LinearSegment, LinearStreamParams};
 use crate::site::{DeviceRows, F32, ROW_ALIGN, RoutedLayer, Site, index};
 use crate::target::Target;
-use crate::weights::{DeviceExperts, DeviceFormat};
+use crate::weights::DeviceExperts;
 
 /// As in `kernels/experts_stream.h`: rows, bytes ahead of those of x, and slots of all of them.
 pub(crate) const ROWS_MAX: usize = 2;
@@ -23,6 +24,9 @@ const ROWS: usize = 4;
 
 /// Experts among which the kernel chooses that has the router too.
 const ROUTED_EXPERTS_MAX: usize = 128;
+
+/// Formats of routers that it takes.
+const ROUTER_FORMATS: [DeviceFormat; 2] = [DeviceFormat::F32, DeviceFormat::BF16];
 
 /// Percent of group memory for activations that leave no room for weights in the share of a projection.
 const WHOLE_SHARE: usize = 99;
@@ -95,7 +99,6 @@ impl ExpertsShape {
         target.kernel.is_none()
             && target.bulk_copies
             && !target.batch_invariant
-            && self.format != DeviceFormat::F32
             && (1..=ROWS_MAX).contains(&self.rows)
             && slots <= SLOTS_MAX
             && whole
@@ -108,7 +111,7 @@ pub(crate) fn glu_variant(target: &Target, shape: ExpertsShape) -> Option<Expert
     if !shape.can_stream(target) || shape.k * shape.rows > NORM_K_MAX {
         return None;
     }
-    let format = StreamedFormat::new(shape.format, shape.k, 2);
+    let format = StreamedFormat::new(shape.format, shape.k, 2)?;
     let group_bytes = target.group_bytes_max as usize * NORM_SHARE / 100 / 1024 * 1024;
     let (x_at, x_slot) = (HEADER[shape.rows - 1], format.x_bytes.next_multiple_of(128));
     let ring_at = x_at + shape.rows * x_slot;
@@ -122,7 +125,7 @@ pub(crate) fn down_variant(target: &Target, shape: ExpertsShape) -> Option<Exper
     if !shape.can_stream(target) {
         return None;
     }
-    let format = StreamedFormat::new(shape.format, shape.k, 1);
+    let format = StreamedFormat::new(shape.format, shape.k, 1)?;
     let x_slot = format.x_bytes.next_multiple_of(128);
     let (x_at, slots) = (HEADER[shape.rows - 1], shape.rows * shape.slots);
     let parts_at = x_at + slots * x_slot;
@@ -151,10 +154,9 @@ pub(crate) struct RouterPlace<'a> {
 /// Whether groups can wait for each other and there is one for each expert.
 pub(crate) fn can_route(site: &Site<'_>, gate: Linear, router: &Router) -> bool {
     let weight = site.loaded.weights.get(gate.weight);
-    let is_plain = matches!(weight.format, DeviceFormat::F32 | DeviceFormat::BF16);
     site.target.groups_meet
         && site.target.kernel.is_none()
-        && is_plain
+        && ROUTER_FORMATS.contains(&weight.format)
         && weight.row_len.is_multiple_of(8)
         && weight.rows <= ROUTED_EXPERTS_MAX.min(site.target.multiprocessors)
         && router.slots() <= SLOTS_MAX
@@ -212,9 +214,10 @@ pub(crate) fn glu(
             params.sent_ids = ids_sent.address;
             kernel = by_rows!(rows, format, "route_expert_glu_stream_");
             params.router = route::router(site, router, gates.rows);
-            match gates.format {
-                DeviceFormat::BF16 => params.router_bf16 = gates.values.address,
-                _ => params.router_f32 = gates.values.address,
+            if gates.format == DeviceFormat::BF16 {
+                params.router_bf16 = gates.values.address;
+            } else {
+                params.router_f32 = gates.values.address;
             }
             params.router_bias = bias.address;
             (params.logits, params.logit) = (messages.address, messages.address);

@@ -2,13 +2,13 @@
 //! have.
 
 use crate::forced::Kernel;
+use crate::formats::{DeviceFormat, OperandKind, row_bytes};
 use crate::kernels::operand::GemmOperand;
 use crate::kernels::{Projection, Projections, ProjectionsShape, linear, operand};
 use crate::launch::{Access, Launch};
 use crate::params::{GemmMmaParams, OperandPlace, OperandRowsParams};
 use crate::site::{ROW_ALIGN, Site, index};
 use crate::target::{Matrix, Target};
-use crate::weights::{DeviceFormat, row_bytes};
 
 /// How `gemm_mma` is launched: `kernels/gemm_mma.h` says what these are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ fn threads(rows: usize) -> u32 {
 
 /// The variant for `shape`, if there is one.
 pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<MmaVariant> {
-    if !may_be(target, shape.rows) || shape.format == DeviceFormat::F32 {
+    if !may_be(target, shape.rows) || shape.format.facts().gemm.is_none() {
         return None;
     }
     let features = if shape.glu { FEATURES / 2 } else { FEATURES };
@@ -194,7 +194,7 @@ fn rows_launch(site: &Site<'_>, projections: &Projections<'_>, operand: &GemmOpe
             stride: index(operand.stride),
             order: operand::order(format),
             factor: 1.0,
-            is_bf16: i32::from(format == DeviceFormat::BF16),
+            is_bf16: i32::from(format.facts().operand == OperandKind::BF16),
         },
         k: index(x.width),
         x_stride: index(x.stride / ROW_ALIGN),
@@ -222,7 +222,10 @@ fn launch(site: &Site<'_>, operand: &GemmOperand, variant: &MmaVariant, projecti
         linear,
         operand: operand.rows.address,
         // BF16 has the range of f32.
-        row_scales: if format == DeviceFormat::BF16 { Default::default() } else { operand.scales.address },
+        row_scales: match format.facts().operand {
+            OperandKind::BF16 => Default::default(),
+            _ => operand.scales.address,
+        },
         partials: partials.address,
         counters: counters.address,
         operand_stride: index(operand.stride * 2 / 16),

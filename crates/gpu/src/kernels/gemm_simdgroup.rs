@@ -1,9 +1,9 @@
 //! `kernels/gemm.simdgroup_matrix.h`: projections of many rows on matrices of 8 by 8.
 
 use crate::forced::Kernel;
+use crate::formats::DeviceFormat;
 use crate::kernels::linear::LinearVariant;
 use crate::target::{Matrix, Target};
-use crate::weights::DeviceFormat;
 
 /// Rows from which on a projection is a gemm on matrices of 8 by 8, and rows of the smaller of its tiles. With as many,
 /// reading the weights for each four takes as long as multiplying by a whole tile should: by arithmetic, not measured.

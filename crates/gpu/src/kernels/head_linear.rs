@@ -2,12 +2,13 @@
 
 use plan::Experts;
 
+use crate::formats::DeviceFormat;
 use crate::kernels::experts;
 use crate::launch::{Access, GROUP_SIMDS, Launch, Region};
 use crate::params::HeadLinearParams;
 use crate::site::{DeviceRows, Site, index};
 use crate::target::Target;
-use crate::weights::{DeviceExperts, DeviceFormat};
+use crate::weights::DeviceExperts;
 
 /// Output features of a group: four lanes make one.
 const OUTPUTS: usize = 8 * GROUP_SIMDS;

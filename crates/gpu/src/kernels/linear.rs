@@ -1,12 +1,12 @@
 //! `kernels/linear.h`: projections without matrix instructions, and the parameters that other projections share with
 //! it.
 
+use crate::formats::DeviceFormat;
 use crate::kernels::{Projection, Projections, gemm_simdgroup};
 use crate::launch::{Access, GROUP_SIMDS, Launch, Region};
 use crate::params::{LinearParams, LinearSegment};
 use crate::site::{ROW_ALIGN, Site, index};
 use crate::target::Target;
-use crate::weights::DeviceFormat;
 
 /// A variant of `linear`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! `kernels/linear_batch.h`: projections of 2 to 32 rows on matrix instructions of a SIMD group.
 
+use crate::formats::Batch;
 use crate::kernels::{Projections, ProjectionsShape, linear};
 use crate::launch::{Access, Launch};
 use crate::params::LinearBatchParams;
 use crate::site::{Site, index};
 use crate::target::{Matrix, Target};
-use crate::weights::DeviceFormat;
 
 /// How `linear_batch` is launched: `kernels/linear_batch.h` says what these are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +61,7 @@ pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<Ba
     if !may_be(target, shape.rows) {
         return None;
     }
-    // Features and bytes of a step of one row, and what all 32 rows of a stage take.
-    let (features, stage) = match shape.format {
-        DeviceFormat::F16 | DeviceFormat::BF16 => (64, 4096),
-        DeviceFormat::Q8_0 => (128, 4352),
-        _ => return None,
-    };
+    let &Batch { features, stage_bytes: stage } = shape.format.facts().batch.as_ref()?;
     let kernels = [
         named!(shape.format, "linear_batch_", "_t8"),
         named!(shape.format, "linear_batch_", "_t16"),
@@ -165,6 +160,7 @@ fn launch(site: &Site<'_>, variant: &BatchVariant, projections: &Projections<'_>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::DeviceFormat;
     use crate::target::tests::H200;
 
     #[test]

@@ -1,12 +1,12 @@
 //! `kernels/linear_stream.h`: projections of one row or two, whose weights stream through group memory.
 
 use crate::forced::Kernel;
+use crate::formats::{DeviceFormat, Streamed, row_bytes, scale_row_bytes};
 use crate::kernels::{Projection, Projections, ProjectionsShape};
 use crate::launch::{Access, Launch, Region};
 use crate::params::{LinearSegment, LinearStreamParams};
 use crate::site::{ROW_ALIGN, Site, index};
 use crate::target::Target;
-use crate::weights::{DeviceFormat, row_bytes, scale_row_bytes};
 
 /// What `linear_stream` computes beside projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,14 +84,17 @@ pub(crate) fn variant(
 ) -> Option<StreamVariant> {
     let ProjectionsShape { format, rows, k, .. } = shape;
     let is_other = target.kernel == Some(Kernel::Linear) || (rows > 1 && target.kernel.is_some());
-    let is_other = is_other || format == DeviceFormat::F32 || rows > ROWS_MAX;
+    let is_other = is_other || rows > ROWS_MAX;
     if is_other || target.batch_invariant || !target.bulk_copies || (norm && k > NORM_K_MAX) {
         return None;
     }
     let kernel = kernel(format, other, kind, norm, rows)?;
     let planes = if kind == StreamKind::Plain { 1 } else { 2 };
-    let (first, second) =
-        (StreamedFormat::new(format, k, planes), other.map(|other| StreamedFormat::new(other, k, planes)));
+    let first = StreamedFormat::new(format, k, planes)?;
+    let second = match other {
+        Some(other) => Some(StreamedFormat::new(other, k, planes)?),
+        None => None,
+    };
     let first_end = HEADER + first.x_bytes.next_multiple_of(128);
     let (other_x_at, row_end) = match second {
         Some(second) if second.layout != first.layout => (first_end, first_end + second.x_bytes.next_multiple_of(128)),
@@ -115,8 +118,7 @@ pub(crate) fn variant(
             other: second.map(|second| OtherFormat {
                 x_at: other_x_at,
                 stage_rows: second.stage_rows(),
-                // Measured: more instructions a byte, and shorter stages.
-                effort: if other == Some(DeviceFormat::Q6_K) { 1.6 } else { 1.0 },
+                effort: second.effort,
             }),
         };
         (variant.stages > 0).then_some((share, variant))
@@ -142,6 +144,23 @@ pub(crate) fn variant(
     target.tuned.pick(|| shape.key(kernel), variants, label, 0).map(|(_, variant)| variant)
 }
 
+/// The formats of Q and K, and of V, that one launch takes, because files of several formats (Q4_K_M) have them so; and the
+/// kernels for one row and for two.
+const TWO_FORMATS: [([DeviceFormat; 2], [&str; 2]); 3] = [
+    (
+        [DeviceFormat::Q4_K, DeviceFormat::Q8_0],
+        ["norm_linear_rope_stream_q4_k_q8_0", "norm_linear_rope_stream_q4_k_q8_0_m2"],
+    ),
+    (
+        [DeviceFormat::Q4_K, DeviceFormat::Q6_K],
+        ["norm_linear_rope_stream_q4_k_q6_k", "norm_linear_rope_stream_q4_k_q6_k_m2"],
+    ),
+    (
+        [DeviceFormat::Q8_0, DeviceFormat::Q6_K],
+        ["norm_linear_rope_stream_q8_0_q6_k", "norm_linear_rope_stream_q8_0_q6_k_m2"],
+    ),
+];
+
 /// The kernel for so many rows.
 fn kernel(
     format: DeviceFormat,
@@ -151,21 +170,16 @@ fn kernel(
     rows: usize,
 ) -> Option<&'static str> {
     macro_rules! by_rows {
-        ($name:literal) => {
-            if rows > 1 { concat!($name, "_m2") } else { $name }
-        };
         ($format:expr, $name:literal) => {
             if rows > 1 { named!($format, $name, "_m2") } else { named!($format, $name, "") }
         };
     }
     let kernel = match (kind, norm, other) {
         (StreamKind::Rope, true, None) => by_rows!(format, "norm_linear_rope_stream_"),
-        (StreamKind::Rope, true, Some(other)) => match (format, other) {
-            (DeviceFormat::Q4_K, DeviceFormat::Q8_0) => by_rows!("norm_linear_rope_stream_q4_k_q8_0"),
-            (DeviceFormat::Q4_K, DeviceFormat::Q6_K) => by_rows!("norm_linear_rope_stream_q4_k_q6_k"),
-            (DeviceFormat::Q8_0, DeviceFormat::Q6_K) => by_rows!("norm_linear_rope_stream_q8_0_q6_k"),
-            _ => return None,
-        },
+        (StreamKind::Rope, true, Some(other)) => {
+            let of_two = TWO_FORMATS.iter().find(|(formats, _)| *formats == [format, other]);
+            of_two.map(|(_, by_rows)| by_rows[usize::from(rows > 1)])?
+        }
         (StreamKind::Plain, false, None) => by_rows!(format, "linear_stream_"),
         // There is no such kernel for two rows, because gated units of two rows always normalise them.
         (StreamKind::Glu, false, None) if rows < 2 => named!(format, "linear_glu_stream_", ""),
@@ -188,24 +202,27 @@ pub(super) struct StreamedFormat {
     /// Of weights and scales of one plane of a stage.
     piece: usize,
     stage_scales: usize,
+    effort: f64,
+    /// Whether several short rows of a stage are multiplied side by side.
+    pub(super) has_short_rows: bool,
 }
 
 impl StreamedFormat {
-    /// Where a stage has so many planes.
-    pub(super) fn new(format: DeviceFormat, k: usize, planes: usize) -> Self {
-        let (row, scale_row) = (row_bytes(format, k), scale_row_bytes(format, k));
-        let four_bits = k.next_multiple_of(1024) + k / 4;
-        let (layout, x_bytes, stage, stage_scales) = match format {
-            DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (0, row.div_ceil(512) * 1024, 2048, 0),
-            DeviceFormat::Q8_0 => (1, k + k / 8, 2048, 128),
-            DeviceFormat::FP8 => (2, k.next_multiple_of(1024) * 2 + k / 8, 2048, 128),
-            DeviceFormat::Q4_0 | DeviceFormat::Q4_K => (3, four_bits, 2048, 256),
-            DeviceFormat::Q4_G128 | DeviceFormat::Q4_Z128 => (3, four_bits, 2048, 128),
-            DeviceFormat::MXFP4 => (4, four_bits, 2048, 128),
-            DeviceFormat::NVFP4 => (5, four_bits, 2048, 256),
-            DeviceFormat::Q6_K => (3, four_bits, 1024, 1024 / planes / 32 * 21),
-        };
-        Self { row, scale_row, x_bytes, layout, piece: stage / planes, stage_scales }
+    /// Where a stage has so many planes: `StreamStage` of `kernels/linear_stream.h`. `None` where no kernel streams the format.
+    pub(super) fn new(format: DeviceFormat, k: usize, planes: usize) -> Option<Self> {
+        let &Streamed { layout, activation_bytes, stage, scales_of_32, scales_min, effort, has_short_rows, .. } =
+            format.facts().streamed.as_ref()?;
+        let piece = stage / planes;
+        Some(Self {
+            row: row_bytes(format, k),
+            scale_row: scale_row_bytes(format, k),
+            x_bytes: activation_bytes(k),
+            layout,
+            piece,
+            stage_scales: (piece / 32 * scales_of_32).max(scales_min),
+            effort,
+            has_short_rows,
+        })
     }
 
     pub(super) fn plane(self) -> usize {

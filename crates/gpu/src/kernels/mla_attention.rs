@@ -10,7 +10,6 @@ use crate::params::{
 };
 use crate::site::{DeviceRows, LoadedPlan, Site, index};
 use crate::target::{Matrix, Target};
-use crate::weights::DeviceFormat;
 
 /// Latent numbers of a row of the cache at most, and all numbers of it.
 pub(crate) const DIM_MAX: usize = 512;

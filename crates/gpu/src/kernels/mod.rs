@@ -3,29 +3,10 @@
 
 use plan::{Activation, Linear, Norm, Rows};
 
+use crate::formats::DeviceFormat;
 use crate::launch::Region;
 use crate::site::{DeviceRows, Site};
-use crate::weights::{DeviceFormat, DeviceWeight};
-
-/// The name of the kernel for a format: the format's name between two others.
-macro_rules! named {
-    ($format:expr, $before:literal, $after:literal) => {
-        match $format {
-            DeviceFormat::F32 => concat!($before, "f32", $after),
-            DeviceFormat::F16 => concat!($before, "f16", $after),
-            DeviceFormat::BF16 => concat!($before, "bf16", $after),
-            DeviceFormat::Q8_0 => concat!($before, "q8_0", $after),
-            DeviceFormat::FP8 => concat!($before, "fp8", $after),
-            DeviceFormat::Q4_0 => concat!($before, "q4_0", $after),
-            DeviceFormat::Q4_G128 => concat!($before, "q4_g128", $after),
-            DeviceFormat::Q4_Z128 => concat!($before, "q4_z128", $after),
-            DeviceFormat::MXFP4 => concat!($before, "mxfp4", $after),
-            DeviceFormat::NVFP4 => concat!($before, "nvfp4", $after),
-            DeviceFormat::Q4_K => concat!($before, "q4_k", $after),
-            DeviceFormat::Q6_K => concat!($before, "q6_k", $after),
-        }
-    };
-}
+use crate::weights::DeviceWeight;
 
 pub(crate) mod attention;
 mod attention_f16;

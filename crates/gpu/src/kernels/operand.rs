@@ -1,17 +1,17 @@
 //! `kernels/operand.h`: rows as the operand of a gemm, written by the kernel that makes them.
 
+use crate::formats::{DeviceFormat, OperandKind};
 use crate::launch::Region;
 use crate::params::OperandPlace;
 use crate::site::{DirectOperand, F32, index};
-use crate::weights::DeviceFormat;
 
 /// How the numbers of a row follow each other where they meet weights of this format in a gemm: an `OperandOrder` of
 /// `kernels/operand.h`.
 pub(crate) fn order(format: DeviceFormat) -> i32 {
-    match format.chunk_len() {
-        32 => 2,
-        16 => 1,
-        _ => 0,
+    match format.facts().operand {
+        OperandKind::F16 | OperandKind::BF16 => 0,
+        OperandKind::ForBytes => 1,
+        OperandKind::ForFourBits => 2,
     }
 }
 
@@ -22,7 +22,7 @@ pub(crate) fn place(direct: Option<DirectOperand>, k: usize) -> OperandPlace {
         stride: index(k),
         order: order(direct.format),
         factor: direct.factor,
-        is_bf16: i32::from(direct.format == DeviceFormat::BF16),
+        is_bf16: i32::from(direct.format.facts().operand == OperandKind::BF16),
     })
 }
 

@@ -2,10 +2,10 @@
 
 use plan::{GroupScore, Linear, Norm, RouteWeights, Router, Scores};
 
+use crate::formats::DeviceFormat;
 use crate::launch::{Access, Launch};
 use crate::params::{RouteParams, RouterLogitsParams, RouterParams};
 use crate::site::{DeviceRows, Site, index};
-use crate::weights::DeviceFormat;
 
 /// As in `kernels/route.h`: experts, and how many of them a row has; groups of experts.
 pub(crate) const EXPERTS_MAX: usize = 512;
@@ -25,21 +25,24 @@ const LOGITS_MANY_ROWS: usize = 257;
 /// Experts of a group where rows are many.
 const LOGITS_EXPERTS: usize = 16;
 
+/// The formats in which files have routers.
+pub(crate) const ROUTER_FORMATS: [DeviceFormat; 3] = [DeviceFormat::F32, DeviceFormat::F16, DeviceFormat::BF16];
+
+/// By those, the kernels for few rows and for many.
+const LOGITS: [[&str; 2]; ROUTER_FORMATS.len()] = [
+    ["router_logits_f32", "router_logits_many_f32"],
+    ["router_logits_f16", "router_logits_many_f16"],
+    ["router_logits_bf16", "router_logits_many_bf16"],
+];
+
 /// The logits of experts, of normalised rows of `x`, where a kernel for both is faster than a norm and a projection
 /// (measured on an H200 with 128 experts and 2,048 features).
 pub(crate) fn logits(site: &Site<'_>, x: DeviceRows, norm: Norm, gate: Linear, logits: DeviceRows) -> Option<Launch> {
     let num_rows = site.num_rows(x.rows);
     let weight = site.loaded.weights.get(gate.weight);
     let few = num_rows <= LOGITS_FEW_ROWS;
-    let kernel = match (weight.format, few) {
-        (DeviceFormat::F32, true) => "router_logits_f32",
-        (DeviceFormat::F16, true) => "router_logits_f16",
-        (DeviceFormat::BF16, true) => "router_logits_bf16",
-        (DeviceFormat::F32, false) => "router_logits_many_f32",
-        (DeviceFormat::F16, false) => "router_logits_many_f16",
-        (DeviceFormat::BF16, false) => "router_logits_many_bf16",
-        _ => return None,
-    };
+    let place = ROUTER_FORMATS.iter().position(|&format| format == weight.format)?;
+    let kernel = LOGITS[place][usize::from(!few)];
     let is_faster = (2..=LOGITS_FEW_ROWS).contains(&num_rows) || num_rows >= LOGITS_MANY_ROWS;
     if !is_faster || site.target.batch_invariant || !weight.row_len.is_multiple_of(8) {
         return None;

@@ -1,9 +1,10 @@
 //! `kernels/weight_norms.h`: the largest norm of a matrix's rows.
 
+use crate::formats::DeviceFormat;
 use crate::launch::{Access, Launch, Region};
 use crate::params::WeightNormsParams;
 use crate::site::index;
-use crate::weights::{DeviceFormat, DeviceWeight};
+use crate::weights::DeviceWeight;
 
 fn kernel(format: DeviceFormat) -> &'static str {
     named!(format, "weight_norms_", "")

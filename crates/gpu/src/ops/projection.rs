@@ -5,6 +5,7 @@ use backend::Tuned;
 use plan::{Activation, KvFormat, Linear, Op, Rope, Rows, StepShape, Value};
 
 use crate::forced::Kernel;
+use crate::formats::DeviceFormat;
 use crate::kernels::experts::ExpertSum;
 use crate::kernels::linear_stream::{self, StreamKind, StreamVariant};
 use crate::kernels::operand::GemmOperand;
@@ -16,7 +17,7 @@ use crate::launch::{Access, Launch};
 use crate::params::LinearStreamParams;
 use crate::site::{DirectOperand, F32, LoadedPlan, ROW_ALIGN, Site, index, num_rows};
 use crate::target::{Matrix, Target};
-use crate::weights::{DeviceFormat, DeviceWeight};
+use crate::weights::DeviceWeight;
 
 /// Whether rows are normalised by the kernel that multiplies them, and not by one before it: every group does it again,
 /// which pays for one row.
@@ -66,7 +67,7 @@ fn streams_two(
     let variant = variant()?;
     // On an H200 a head of short rows in 16 bits is faster on matrix instructions, because two rows in f32 are four times as
     // many bytes of group memory as the weights that meet them: Llama-3.2-1B takes 0.87 ms a step, and 0.95 with a stream.
-    let is_short = matches!(shape.format, DeviceFormat::F16 | DeviceFormat::BF16) && shape.k <= SHORT_K;
+    let is_short = shape.format.chunk_len() == 8 && shape.k <= SHORT_K;
     let usual = !(is_short && shape.features.iter().sum::<usize>() >= HEAD_FEATURES);
     let label = |streams: &bool| if *streams { "stream" } else { "matrices" }.to_owned();
     let streams = target.tuned.pick(|| shape.key("two_rows"), vec![usual, !usual], label, 0);

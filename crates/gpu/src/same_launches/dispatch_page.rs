@@ -194,8 +194,8 @@ fn is_of(pattern: &str, kernel: &str) -> bool {
     let Some(rest) = kernel.strip_prefix(before) else { return false };
     let ends: Vec<usize> = match pattern.as_bytes()[place] {
         b'*' => {
-            let names = DeviceFormat::ALL.map(|format| format!("{format:?}").to_lowercase());
-            names.iter().filter(|name| rest.starts_with(name.as_str())).map(String::len).collect()
+            let names = DeviceFormat::ALL.map(DeviceFormat::name);
+            names.iter().filter(|name| rest.starts_with(*name)).map(|name| name.len()).collect()
         }
         b'#' => (1..=rest.bytes().take_while(u8::is_ascii_digit).count()).collect(),
         _ => (1..=rest.len()).collect(),
@@ -285,7 +285,7 @@ fn table(target: Target) -> (String, BTreeSet<&'static str>) {
         let mut by_rows: Vec<_> = by_rows.iter().collect();
         by_rows.sort_by_key(|(_, places)| (*places).clone());
         for (formats, models) in by_formats {
-            let names = |format: &usize| format!("{:?}", DeviceFormat::ALL[*format]).to_lowercase();
+            let names = |format: &usize| DeviceFormat::ALL[*format].name();
             let weights = match formats.len() == DeviceFormat::ALL.len() {
                 true => "all".to_owned(),
                 false => formats.iter().map(names).collect::<Vec<_>>().join(", "),

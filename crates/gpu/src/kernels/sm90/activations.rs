@@ -1,5 +1,6 @@
 //! `kernels/sm90/activations.h`: rows become the operand of a gemm.
 
+use crate::formats::{DeviceFormat, OperandKind};
 use crate::kernels::Projections;
 use crate::kernels::experts::ExpertSum;
 use crate::kernels::operand::GemmOperand;
@@ -7,7 +8,6 @@ use crate::kernels::sm90::gemm::GemmVariant;
 use crate::launch::{Access, Launch, Region};
 use crate::params::{ActivationParams, SumActivationParams};
 use crate::site::{Site, index};
-use crate::weights::DeviceFormat;
 
 /// Input features that each thread holds of rows of up to half of [`super::gemm::K_MAX`].
 const THREAD_FEATURES: usize = 16;
@@ -18,40 +18,48 @@ const SUM_FEATURES: usize = 4096;
 
 /// The kernel that adds up the results of experts, normalises the rows that it makes, and makes the operand of a gemm of them.
 fn sum_kernel(format: DeviceFormat) -> Option<&'static str> {
-    match (format.chunk_len(), format) {
-        (_, DeviceFormat::F32) => None,
-        (32, _) => Some("sum_norm_activations_q4"),
-        (16, _) => Some("sum_norm_activations_q8_0"),
-        (_, DeviceFormat::BF16) => Some("sum_norm_activations_bf16"),
-        _ => Some("sum_norm_activations_f16"),
-    }
+    format.facts().gemm.as_ref()?;
+    Some(match format.facts().operand {
+        OperandKind::F16 => "sum_norm_activations_f16",
+        OperandKind::BF16 => "sum_norm_activations_bf16",
+        OperandKind::ForBytes => "sum_norm_activations_q8_0",
+        OperandKind::ForFourBits => "sum_norm_activations_q4",
+    })
 }
 
 /// The kernels that make a gemm's operand of rows of `k` features, and their threads.
 pub(crate) fn kernels(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
-    let [narrow, wide] = match (format.chunk_len(), format) {
-        (32, _) => [["activations_q4", "norm_activations_q4"], ["activations_wide_q4", "norm_activations_wide_q4"]],
-        (16, _) => {
-            [["activations_q8_0", "norm_activations_q8_0"], ["activations_wide_q8_0", "norm_activations_wide_q8_0"]]
+    of_kind(format.facts().operand, k)
+}
+
+fn of_kind(operand: OperandKind, k: usize) -> ([&'static str; 2], u32) {
+    let [narrow, wide] = match operand {
+        OperandKind::F16 => {
+            [["activations_f16", "norm_activations_f16"], ["activations_wide_f16", "norm_activations_wide_f16"]]
         }
-        (_, DeviceFormat::BF16) => {
+        OperandKind::BF16 => {
             [["activations_bf16", "norm_activations_bf16"], ["activations_wide_bf16", "norm_activations_wide_bf16"]]
         }
-        _ => [["activations_f16", "norm_activations_f16"], ["activations_wide_f16", "norm_activations_wide_f16"]],
+        OperandKind::ForBytes => {
+            [["activations_q8_0", "norm_activations_q8_0"], ["activations_wide_q8_0", "norm_activations_wide_q8_0"]]
+        }
+        OperandKind::ForFourBits => {
+            [["activations_q4", "norm_activations_q4"], ["activations_wide_q4", "norm_activations_wide_q4"]]
+        }
     };
     with_threads(narrow, wide, k)
 }
 
 /// The same of an operand that lanes read from device memory, each what it multiplies: in the order of x, but for four bits.
 pub(crate) fn kernels_by_lanes(format: DeviceFormat, k: usize) -> ([&'static str; 2], u32) {
-    match format.chunk_len() {
-        32 => with_threads(
+    match format.facts().operand {
+        OperandKind::ForFourBits => with_threads(
             ["activations_turns", "norm_activations_turns"],
             ["activations_wide_turns", "norm_activations_wide_turns"],
             k,
         ),
-        16 => kernels(DeviceFormat::F16, k),
-        _ => kernels(format, k),
+        OperandKind::ForBytes => of_kind(OperandKind::F16, k),
+        in_order => of_kind(in_order, k),
     }
 }
 

@@ -5,6 +5,7 @@ use std::mem::offset_of;
 
 use plan::{Attention, Experts, KvFormat, MlaAttention};
 
+use crate::formats::DeviceFormat;
 use crate::kernels::attention;
 use crate::kernels::experts::{stack_params, with_stack};
 use crate::kernels::mla_attention::{DIM_MAX, ROW_MAX};
@@ -14,7 +15,7 @@ use crate::params::{AttentionParams, ExpandLatentParams, ExpandedParams, HeadWei
 use crate::site::{DeviceRows, LoadedPlan, Site, index};
 use crate::step_input::Tiles;
 use crate::target::{Matrix, Target};
-use crate::weights::{DeviceExperts, DeviceFormat};
+use crate::weights::DeviceExperts;
 
 /// Rows of a sequence from which keys and values are made for them.
 const ROWS_MIN: usize = 64;
@@ -71,8 +72,9 @@ pub(crate) struct HeadMatrices<'a> {
 fn kernels(loaded: &LoadedPlan<'_>, of: HeadMatrices<'_>) -> Option<&'static HeadsKernel> {
     let heads = [of.keys, of.values];
     let has_biases = heads.iter().any(|heads| heads.bias.is_some());
-    // F32 has more than F16 can hold.
-    let is_wide = heads.iter().any(|heads| loaded.weights.stack_format(heads) == Some(DeviceFormat::F32));
+    // F32, which has no gemm, has more than F16 can hold.
+    let is_wide = |format: DeviceFormat| format.facts().gemm.is_none();
+    let is_wide = heads.iter().filter_map(|heads| loaded.weights.stack_format(heads)).any(is_wide);
     let [keys, values] = heads.map(|heads| &loaded.plan.weight(heads.first).shape[..]);
     let &[keys_to, nope] = keys else { return None };
     let &[value, values_from] = values else { return None };

@@ -6,16 +6,17 @@ use std::ops::RangeInclusive;
 
 use plan::{Activation, Experts, Linear};
 
+use crate::formats::{DeviceFormat, OperandKind, scales_of_256};
 use crate::kernels::experts::{self, Inputs, Routed, RowGroups};
 use crate::kernels::operand::GemmOperand;
-use crate::kernels::route;
+use crate::kernels::route::{self, ROUTER_FORMATS};
 use crate::kernels::sm90::gemm::CopiedMatrix;
 use crate::kernels::sm90::{activations, gemm_experts};
 use crate::launch::{Access, Element, Launch, Region};
 use crate::params::{ExpertMmaParams, RouterRowsParams};
 use crate::site::{DeviceRows, Site, index};
 use crate::target::Target;
-use crate::weights::{DeviceExperts, DeviceFormat, scales_of_256};
+use crate::weights::DeviceExperts;
 
 /// As in the kernel text: SIMD groups, rows of weights of a slab, stages of a ring at most, and bytes ahead of the rings.
 const SIMDS: usize = 16;
@@ -50,10 +51,7 @@ pub(crate) struct SlabVariant {
 
 /// Bytes of the scales of a row of weights in a stage: of 256 weights, or two times 128 with those of all 256.
 fn scale_bytes(format: DeviceFormat) -> usize {
-    match format {
-        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => 0,
-        _ => (2 * scales_of_256(format)).next_multiple_of(16),
-    }
+    (2 * scales_of_256(format)).next_multiple_of(16)
 }
 
 /// Whether there are kernels for a stack, behind whose matrices those of `up` follow at one distance.
@@ -66,14 +64,9 @@ pub(crate) fn can_be(target: &Target, of: Routed, stack: &DeviceExperts, up: Opt
 /// experts. With 16 rows fewer tiles read weights again, and every tile takes as many matrix instructions as two of 8: the
 /// longer codes take to become operands, the less that counts.
 pub(crate) fn best(of: Routed, format: DeviceFormat) -> Option<usize> {
-    let (pairs, experts) = (of.pairs(), of.experts);
-    match format {
-        DeviceFormat::F32 | DeviceFormat::F16 | DeviceFormat::BF16 => (2 * pairs <= experts).then_some(8),
-        DeviceFormat::Q4_0 | DeviceFormat::Q4_G128 | DeviceFormat::Q4_Z128 => {
-            (pairs <= 16 * experts).then_some(if pairs <= 4 * experts { 8 } else { 16 })
-        }
-        _ => (pairs <= 8 * experts).then_some(if pairs <= 3 * experts { 8 } else { 16 }),
-    }
+    let limits = format.facts().gemm.as_ref()?.slab_half_pairs;
+    let place = limits.iter().position(|limit| 2 * of.pairs() <= limit * of.experts)?;
+    Some(ROWS[place])
 }
 
 /// The launch for `rows` rows of an expert at once.
@@ -103,17 +96,15 @@ pub(crate) fn router_rows(
 ) -> Option<Launch> {
     let Inputs { x, norm, .. } = inputs;
     let (norm, weight) = (norm?, site.loaded.weights.get(gate.weight));
-    let kernels = match (format.chunk_len(), format) {
-        (32, _) => ["router_rows_f32_turns", "router_rows_f16_turns", "router_rows_bf16_turns"],
-        (_, DeviceFormat::BF16) => ["router_rows_f32_bf16", "router_rows_f16_bf16", "router_rows_bf16_bf16"],
-        _ => ["router_rows_f32_f16", "router_rows_f16_f16", "router_rows_bf16_f16"],
+    // By the format of the router.
+    let kernels: [&str; ROUTER_FORMATS.len()] = match format.facts().operand {
+        OperandKind::ForFourBits => ["router_rows_f32_turns", "router_rows_f16_turns", "router_rows_bf16_turns"],
+        OperandKind::BF16 => ["router_rows_f32_bf16", "router_rows_f16_bf16", "router_rows_bf16_bf16"],
+        OperandKind::F16 | OperandKind::ForBytes => {
+            ["router_rows_f32_f16", "router_rows_f16_f16", "router_rows_bf16_f16"]
+        }
     };
-    let kernel = match weight.format {
-        DeviceFormat::F32 => kernels[0],
-        DeviceFormat::F16 => kernels[1],
-        DeviceFormat::BF16 => kernels[2],
-        _ => return None,
-    };
+    let kernel = kernels[ROUTER_FORMATS.iter().position(|&format| format == weight.format)?];
     let rows = site.num_rows(x.rows);
     if rows > route::LOGITS_FEW_ROWS || !ROUTER_FEATURES.contains(&weight.row_len) || !weight.row_len.is_multiple_of(8)
     {

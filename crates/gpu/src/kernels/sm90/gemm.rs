@@ -4,6 +4,7 @@ use std::mem::offset_of;
 
 use plan::Linear;
 
+use crate::formats::{row_bytes, scales_of_256};
 use crate::kernels::experts::ExpertSum;
 use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::activations;
@@ -13,7 +14,7 @@ use crate::launch::{Access, Element, Launch, Region, TileMap};
 use crate::params::{GemmParams, GemmSegment};
 use crate::site::{Site, index};
 use crate::target::{Matrix, Target};
-use crate::weights::{DeviceFormat, DeviceWeight, row_bytes, scales_of_256};
+use crate::weights::DeviceWeight;
 
 /// A variant of `gemm`, as `kernels/sm90/gemm.h` has them, or of `gemm_narrow`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +73,7 @@ pub(crate) fn is_narrow(rows: usize) -> bool {
 
 /// The gemm for `shape`, if there is one.
 pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
-    if !may_be(target, shape.rows) || shape.k > K_MAX || shape.format == DeviceFormat::F32 {
+    if !may_be(target, shape.rows) || shape.k > K_MAX || shape.format.facts().gemm.is_none() {
         return None;
     }
     if !is_narrow(shape.rows) {
@@ -171,12 +172,7 @@ pub(crate) struct CopiedMatrix {
 impl CopiedMatrix {
     /// The numbers of a weight, or its codes.
     pub(crate) fn values(weight: &DeviceWeight) -> Self {
-        let element = match weight.format {
-            DeviceFormat::F16 => Element::F16,
-            DeviceFormat::BF16 => Element::BF16,
-            DeviceFormat::F32 => unreachable!("`variant` has none for f32"),
-            _ => Element::I8,
-        };
+        let element = weight.format.facts().gemm.as_ref().expect("`variant` has none for other formats").element;
         let row_len = match element {
             Element::I8 => row_bytes(weight.format, weight.row_len),
             Element::F16 | Element::BF16 => weight.row_len,
@@ -211,7 +207,7 @@ impl CopiedMatrix {
 
 /// Whether a gemm can read `weight`: it reads eight scales at once, so rows of them must begin on 16 bytes.
 fn tiles_can_be_copied(weight: &DeviceWeight) -> bool {
-    weight.format != DeviceFormat::F32 && weight.scale_stride().is_multiple_of(8)
+    weight.format.facts().gemm.is_some() && weight.scale_stride().is_multiple_of(8)
 }
 
 /// Whether the gate of a gated unit and its up projection are one tensor to a copy of tiles.
@@ -359,6 +355,7 @@ fn launch(site: &Site<'_>, operand: &GemmOperand, variant: &GemmVariant, project
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::DeviceFormat;
     use crate::target::tests::H200;
 
     #[test]

@@ -5,6 +5,7 @@ use std::mem::offset_of;
 
 use plan::{Activation, Experts};
 
+use crate::formats::row_bytes;
 use crate::kernels::experts::{self, Inputs, Routed, RowGroups};
 use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::activations;
@@ -13,7 +14,7 @@ use crate::launch::{Access, Element, Launch, Region};
 use crate::params::{ActivationParams, ExpertGemmParams, GemmExperts, GemmParams, GemmSegment, GroupRowsParams};
 use crate::site::{DeviceRows, Site, index};
 use crate::target::Target;
-use crate::weights::{DeviceExperts, DeviceFormat, row_bytes};
+use crate::weights::DeviceExperts;
 
 /// Rows of a tile, and of an expert in the mean up to which they are so few: then less is copied and multiplied for nothing.
 const TILE_ROWS: [(usize, usize); 4] = [(16, 4), (32, 16), (64, 40), (128, usize::MAX)];
@@ -41,7 +42,7 @@ pub(crate) fn may_be(target: &Target, rows: usize) -> bool {
 /// Whether there are kernels for a stack, behind whose matrices those of `up` follow at one distance.
 pub(crate) fn can_be(target: &Target, rows: usize, stack: &DeviceExperts, up: Option<&DeviceExperts>) -> bool {
     let is_copied = |stack: &DeviceExperts| {
-        stack.first.format != DeviceFormat::F32
+        stack.first.format.facts().gemm.is_some()
             && stack.first.scale_stride().is_multiple_of(8)
             && stack.bias_stride.is_multiple_of(16)
             && stack.first.row_len <= K_MAX

@@ -1,11 +1,11 @@
 //! `kernels/sm90/gemm_narrow.h`: gemms of 2 to 64 rows, which stream the weights; `gemm_tall` is for the most of them, and
 //! `gemm_alike` for all where a row's bits must not depend on how many there are.
 
+use crate::formats::scales_of_256;
 use crate::kernels::ProjectionsShape;
 use crate::kernels::sm90::activations;
 use crate::kernels::sm90::gemm::{GROUP_BYTES, GemmVariant, clusters_max};
 use crate::target::{MemorySpeed, Target};
-use crate::weights::DeviceFormat;
 
 /// How a gemm is cut, as the kernel has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +29,8 @@ const STAGES_MAX: usize = 24;
 
 const HEADER: usize = 1024;
 
-/// Bytes of weights of a stage, of the scales of Q8_0 and of four bits, and of Q6_K's.
+/// Bytes of weights of a stage.
 const STAGE: usize = 128 * 128;
-
-const STAGE_SCALES: usize = 128 * 16;
-
-const STAGE_Q6_K: usize = 128 * 96;
 
 /// The piece of k by which groups share it: two stages at least, where 128 bytes of a row have `features`.
 fn unit(features: usize) -> usize {
@@ -137,19 +133,10 @@ fn alike(target: &Target, shape: ProjectionsShape<'_>, features: usize, scales: 
 /// The cut of up to 64 rows that streams the weights soonest: whose tiles are equal shares for the multiprocessors,
 /// where no other was measured best.
 pub(crate) fn variant(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant> {
-    // Features in 128 bytes of a row; nanoseconds that a stage takes at least, of one and of two columns, by rows.
-    let (features, stage_times, scales) = match shape.format {
-        DeviceFormat::F32 => return None,
-        DeviceFormat::F16 | DeviceFormat::BF16 => (64, [[200, 260, 330, 500], [250, 280, 330, 500]], 0),
-        DeviceFormat::Q8_0 | DeviceFormat::FP8 => (128, [[350, 420, 520, 700], [470, 500, 600, 800]], STAGE_SCALES),
-        DeviceFormat::Q4_0
-        | DeviceFormat::Q4_G128
-        | DeviceFormat::Q4_Z128
-        | DeviceFormat::MXFP4
-        | DeviceFormat::NVFP4
-        | DeviceFormat::Q4_K => (256, [[600, 700, 900, 1200], [700, 800, 1000, 1300]], STAGE_SCALES),
-        DeviceFormat::Q6_K => (256, [[900, 1000, 1200, 1500], [1000, 1100, 1300, 1600]], STAGE_Q6_K),
-    };
+    // Features in 128 bytes of a row; bytes of the scales of 128 rows in a stage, which copies bring in whole 16 bytes.
+    let features = 8 * shape.format.chunk_len();
+    let scales = 128 * (2 * scales_of_256(shape.format)).next_multiple_of(16);
+    let stage_times = shape.format.facts().gemm.as_ref()?.stage_times;
     if target.batch_invariant {
         return alike(target, shape, features, scales);
     }
@@ -256,9 +243,9 @@ fn tall(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::{DeviceFormat, row_bytes};
     use crate::kernels::sm90::gemm::variant;
     use crate::target::tests::H200;
-    use crate::weights::row_bytes;
 
     #[test]
     fn few_rows_stream_weights_through_equal_shares() {
