@@ -210,7 +210,7 @@ fn each_file_of_kernels_has_its_launches_beside_it() {
     }
 }
 
-/// The variants of an enum that a `match` of `text` names in its arms, or a `matches!` in its pattern, as one set for each.
+/// The variants of an enum that a `match` of `text` names in its arms, or a `matches!` in its pattern: a set for each.
 /// `prefix` is what stands before a variant: `Op::`.
 fn variants_in_matches(text: &str, prefix: &str) -> Vec<BTreeSet<String>> {
     let code: String =

@@ -5,7 +5,8 @@ use tensor::{ActivationRounding, Tensor, WeightFormat};
 use super::rows::FileRow;
 use crate::launch::Element;
 
-/// A format on the device. Where a family of kernels has none for it, its part is absent, and others compute the format.
+/// A format on the device. Where a family of kernels has none for it, its part is absent, and others compute the
+/// format.
 pub(crate) struct Facts {
     /// The format of files whose blocks are stored so.
     pub(crate) weight_format: WeightFormat,
@@ -35,8 +36,8 @@ pub(crate) struct Facts {
 pub(crate) enum Stored {
     /// All in its format of files.
     Always,
-    /// All where each of them holds to this, as nearly all files do; otherwise all become Q8_0. What a backend supports is
-    /// asked before it sees weights, and answered as if they did.
+    /// All where each of them holds to this, as nearly all files do; otherwise all become Q8_0. What a backend supports
+    /// is asked before it sees weights, and answered as if they did.
     Usually(fn(&Tensor) -> bool),
     /// All where each of them holds to this; otherwise they are in the format that takes all, or become Q8_0.
     Where(fn(&Tensor) -> bool),
@@ -92,7 +93,8 @@ pub(crate) enum OperandKind {
     ForFourBits,
 }
 
-/// How weights of a format stream through group memory: the numbers of `StreamActivations` in `kernels/linear_stream.h`.
+/// How weights of a format stream through group memory: the numbers of `StreamActivations` in
+/// `kernels/linear_stream.h`.
 #[derive(Clone, Copy)]
 pub(crate) struct Streamed {
     /// How activations lie in group memory: formats with the same number share them.
@@ -107,8 +109,8 @@ pub(crate) struct Streamed {
     pub(crate) effort: f64,
     /// Whether several short rows of a stage are multiplied side by side, each by a part of the lanes.
     pub(crate) has_short_rows: bool,
-    /// Whether streams of some rows by the experts of each are faster than matrix instructions: where codes are multiplied as
-    /// they are, and not looked up or put together first.
+    /// Whether streams of some rows by the experts of each are faster than matrix instructions: where codes are
+    /// multiplied as they are, and not looked up or put together first.
     pub(crate) rows_are_faster: bool,
 }
 
@@ -151,10 +153,12 @@ pub(crate) struct Batch {
 pub(crate) struct Gemm {
     /// What copies of tiles take values as.
     pub(crate) element: Element,
-    /// Nanoseconds that a stage of `gemm_narrow` takes at least: of one column and of two, by 8, 16, 32 and 64 rows of a tile.
+    /// Nanoseconds that a stage of `gemm_narrow` takes at least: of one column and of two, by 8, 16, 32 and 64 rows of
+    /// a tile.
     pub(crate) stage_times: [[usize; 4]; 2],
-    /// Pairs of rows and experts, twice as many as for each expert, up to which `experts_mma` takes 8 rows of an expert at once,
-    /// and then 16. Beyond, the gemm by experts is faster: the longer codes take to become operands, the sooner.
+    /// Pairs of rows and experts, twice as many as for each expert, up to which `experts_mma` takes 8 rows of an expert
+    /// at once, and then 16. Beyond, the gemm by experts is faster: the longer codes take to become operands, the
+    /// sooner.
     pub(crate) slab_half_pairs: [usize; 2],
 }
 

@@ -1,8 +1,8 @@
-//! The formats in which weights lie on a device, one file each: how a row of a file is packed, how many bytes it takes, and
-//! what kernels and their cost models ask about the format ([`Facts`]).
+//! The formats in which weights lie on a device, one file each: how a row of a file is packed, how many bytes it takes,
+//! and what kernels and their cost models ask about the format ([`Facts`]).
 //!
-//! A format is a file here, a line in the list below, and a `Weight…` in `kernels/parts.h`. No other file matches over the
-//! formats; a kernel that takes only some of them lists those.
+//! A format is a file here, a line in the list below, and a `Weight…` in `kernels/parts.h`. No other file matches over
+//! the formats; a kernel that takes only some of them lists those.
 
 mod facts;
 mod floats;
@@ -23,8 +23,8 @@ use tensor::{Tensor, WeightFormat};
 pub(crate) use facts::{Batch, Facts, OperandKind, Streamed};
 pub(crate) use rows::FileRow;
 
-/// Declares the formats: one line each, with the name that kernels have of it and its facts. `$` comes as an argument, because
-/// the macro that is declared here needs one of its own.
+/// Declares the formats: one line each, with the name that kernels have of it and its facts. `$` comes as an argument,
+/// because the macro that is declared here needs one of its own.
 macro_rules! formats {
     (($dollar:tt) $($(#[$doc:meta])* $format:ident = $name:literal $facts:path;)*) => {
         /// The name of the kernel for a format: the format's name between two others.
@@ -44,7 +44,8 @@ macro_rules! formats {
         }
 
         impl DeviceFormat {
-            /// Every format, in the order of the list: projections of one op in several formats are launched in this order.
+            /// Every format, in the order of the list: projections of one op in several formats are launched in this
+            /// order.
             pub(crate) const ALL: [Self; [$($name),*].len()] = [$(Self::$format),*];
 
             /// The format's part of the names of kernels.
@@ -113,8 +114,8 @@ impl DeviceFormat {
     }
 }
 
-/// What each of `tensors` is stored as. Several matrices that one kernel reads have one format, so a format with a condition is
-/// taken only where all matrices in the same format of files hold to it.
+/// What each of `tensors` is stored as. Several matrices that one kernel reads have one format, so a format with a
+/// condition is taken only where all matrices in the same format of files hold to it.
 pub(crate) fn formats(tensors: &[Tensor]) -> Vec<DeviceFormat> {
     let is_matrix_in = |tensor: &Tensor, format| tensor.shape().len() > 1 && tensor.format() == format;
     let holds = |format: &DeviceFormat| {

@@ -1,5 +1,5 @@
-//! MXFP4, 4.25 bits a weight: numbers of E2M1 where Q4_0 has codes, and a byte for each 32, the exponent of a power of two
-//! (`WeightMXFP4` of `kernels/parts.h`).
+//! MXFP4, 4.25 bits a weight: numbers of E2M1 where Q4_0 has codes, and a byte for each 32, the exponent of a power of
+//! two (`WeightMXFP4` of `kernels/parts.h`).
 
 use tensor::WeightFormat;
 use tensor::quant::mxfp4::{BLOCK_LEN, Block};

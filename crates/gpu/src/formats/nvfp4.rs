@@ -1,5 +1,5 @@
-//! NVFP4, 4.5 bits a weight: numbers of E2M1 where Q4_0 has codes, and a scale of one byte, E4M3, for each 16 (`WeightNVFP4` of
-//! `kernels/parts.h`). What a whole matrix is multiplied by besides is a parameter of kernels.
+//! NVFP4, 4.5 bits a weight: numbers of E2M1 where Q4_0 has codes, and a scale of one byte, E4M3, for each 16
+//! (`WeightNVFP4` of `kernels/parts.h`). What a whole matrix is multiplied by besides is a parameter of kernels.
 
 use tensor::quant::nvfp4::Block;
 use tensor::{Tensor, WeightFormat};

@@ -1,5 +1,5 @@
-//! Q4_0, 4.5 bits a weight: codes of all rows, 16 bytes for each 32 as files have them, and a scale of two bytes for each 32
-//! (`WeightQ4_0` of `kernels/parts.h`).
+//! Q4_0, 4.5 bits a weight: codes of all rows, 16 bytes for each 32 as files have them, and a scale of two bytes for
+//! each 32 (`WeightQ4_0` of `kernels/parts.h`).
 
 use half::f16;
 use tensor::quant::q4_0::{BLOCK_LEN, Block};

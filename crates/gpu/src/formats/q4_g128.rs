@@ -1,5 +1,5 @@
-//! Q4_0 whose scales are the same for each 128 weights, 4.125 bits a weight: codes as of Q4_0, and a scale of two bytes for each
-//! 128 (`WeightQ4G128` of `kernels/parts.h`). Files of INT4 in such groups are read as Q4_0.
+//! Q4_0 whose scales are the same for each 128 weights, 4.125 bits a weight: codes as of Q4_0, and a scale of two bytes
+//! for each 128 (`WeightQ4G128` of `kernels/parts.h`). Files of INT4 in such groups are read as Q4_0.
 
 use half::f16;
 use tensor::Tensor;

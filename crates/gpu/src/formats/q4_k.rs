@@ -1,5 +1,5 @@
-//! Q4_K, 4.5 bits a weight: codes as of Q4_0, and 16 bytes for each 256, in which kernels find the scale and the minimum of each
-//! 32 by shifts alone (`WeightQ4_K` and `ScaleQ4_K` of `kernels/parts.h`).
+//! Q4_K, 4.5 bits a weight: codes as of Q4_0, and 16 bytes for each 256, in which kernels find the scale and the
+//! minimum of each 32 by shifts alone (`WeightQ4_K` and `ScaleQ4_K` of `kernels/parts.h`).
 
 use tensor::WeightFormat;
 use tensor::quant::q4_k::{BLOCK_LEN, Block};

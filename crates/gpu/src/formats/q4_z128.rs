@@ -1,6 +1,6 @@
-//! Codes of four bits with one scale and one zero point for each 128 weights, 4.25 bits a weight: codes as of Q4_0, and a word for
-//! each 128 (`WeightQ4Z128` of `kernels/parts.h`). Q5_0 is stored so where all of its blocks allow it: files of INT4 with zero
-//! points in such groups (AWQ, most of GPTQ) are read as Q5_0.
+//! Codes of four bits with one scale and one zero point for each 128 weights, 4.25 bits a weight: codes as of Q4_0, and
+//! a word for each 128 (`WeightQ4Z128` of `kernels/parts.h`). Q5_0 is stored so where all of its blocks allow it: files
+//! of INT4 with zero points in such groups (AWQ, most of GPTQ) are read as Q5_0.
 
 use half::f16;
 use tensor::quant::q5_0::{BLOCK_LEN, Block};
@@ -20,8 +20,9 @@ pub(super) const FACTS: Facts = Facts {
     ..q4_0::FACTS
 };
 
-/// Whether a matrix in Q5_0 has the same scale for each 128 weights, and codes of each 128 that differ by 15 at most: then four
-/// bits and a zero point are all of them. Most matrices that were quantised as Q5_0 say no in their first row.
+/// Whether a matrix in Q5_0 has the same scale for each 128 weights, and codes of each 128 that differ by 15 at most:
+/// then four bits and a zero point are all of them. Most matrices that were quantised as Q5_0 say no in their first
+/// row.
 fn has_zero_points_of_128(tensor: &Tensor) -> bool {
     const GROUP_BYTES: usize = GROUP_BLOCKS * size_of::<Block>();
     if !tensor.row_len().is_multiple_of(GROUP_LEN) {
@@ -40,8 +41,8 @@ fn least_and_most(codes: &[[i8; BLOCK_LEN]; GROUP_BLOCKS]) -> (i8, i8) {
     codes.as_flattened().iter().fold((i8::MAX, i8::MIN), |(least, most), &code| (least.min(code), most.max(code)))
 }
 
-/// The codes of 128 weights in four bits, and their scale and zero point, as `WeightQ4Z128` of `kernels/parts.h` has them. The
-/// zero point is what the least code lacks to zero, and none where all codes are above zero.
+/// The codes of 128 weights in four bits, and their scale and zero point, as `WeightQ4Z128` of `kernels/parts.h` has
+/// them. The zero point is what the least code lacks to zero, and none where all codes are above zero.
 fn planes(group: &[Block; GROUP_BLOCKS]) -> ([u8; GROUP_LEN / 2], [u8; 4]) {
     let codes = group.map(|block| block.codes());
     let zero = -least_and_most(&codes).0.min(0);
@@ -61,8 +62,9 @@ mod tests {
     use super::*;
     use crate::formats::{DeviceFormat, formats};
 
-    /// Weight by weight, as `WeightQ4Z128` of `kernels/parts.h` says it: zero points of 0 to 16, and codes that are all above
-    /// zero. Where the codes of a group differ by more, or scales of its blocks differ, no matrix is in this format.
+    /// Weight by weight, as `WeightQ4Z128` of `kernels/parts.h` says it: zero points of 0 to 16, and codes that are all
+    /// above zero. Where the codes of a group differ by more, or scales of its blocks differ, no matrix is in this
+    /// format.
     #[test]
     fn q5_0_with_zero_points_has_four_bits_on_the_device() {
         let mut rng = Rng::new(1);

@@ -1,5 +1,5 @@
-//! Q6_K, 6.6 bits a weight: the lower four bits of codes as Q4_0 has them, and 84 bytes for each 256 with the upper two bits and the
-//! scales (`WeightQ6_K` of `kernels/parts.h`).
+//! Q6_K, 6.6 bits a weight: the lower four bits of codes as Q4_0 has them, and 84 bytes for each 256 with the upper two
+//! bits and the scales (`WeightQ6_K` of `kernels/parts.h`).
 
 use tensor::WeightFormat;
 use tensor::quant::q6_k::{BLOCK_LEN, Block};
@@ -28,8 +28,8 @@ pub(super) const FACTS: Facts = Facts {
     ..q4_0::FACTS
 };
 
-/// 256 weights: the lower four bits of codes as Q4_0 has them, and the rest of the block as `WeightQ6_K` of `kernels/parts.h`
-/// wants it.
+/// 256 weights: the lower four bits of codes as Q4_0 has them, and the rest of the block as `WeightQ6_K` of
+/// `kernels/parts.h` wants it.
 fn planes(block: &Block) -> ([u8; 128], [u8; REST_BYTES]) {
     let (mut low, mut rest) = ([0; 128], [0; REST_BYTES]);
     let halves = block.codes.as_chunks::<64>().0.iter().zip(block.high.as_chunks::<32>().0).enumerate();
@@ -44,7 +44,8 @@ fn planes(block: &Block) -> ([u8; 128], [u8; REST_BYTES]) {
             let words = high.as_chunks::<4>().0;
             let upper = |i: usize| (u32::from_le_bytes(words[i]) >> (2 * quarter) & 0x0303_0303) ^ 0x0202_0202;
             for eight in 0..2 {
-                // A byte has two codes of the lower half of the chunk and two of the upper, by turns, the first four ahead.
+                // A byte has two codes of the lower half of the chunk and two of the upper, by turns, the first four
+                // ahead.
                 let first = 2 * eight;
                 let bits = upper(first) | upper(first + 4) << 2 | upper(first + 1) << 4 | upper(first + 5) << 6;
                 let word = (chunk % 2 * 2 + eight) * 4 + chunk / 2;
@@ -80,8 +81,8 @@ mod tests {
             for (i, code) in block.codes_in_order().into_iter().enumerate() {
                 let (chunk, upper, place) = (i / 32, i / 16 % 2, i % 16);
                 low[chunk * 16 + place] |= (code & 15) << (upper * 4);
-                // The word of this half of the chunk, its byte, and there the lower half of the codes' bytes first, the first
-                // four ahead.
+                // The word of this half of the chunk, its byte, and there the lower half of the codes' bytes first, the
+                // first four ahead.
                 let word = (chunk % 2 * 2 + place / 8) * 4 + chunk / 2;
                 let shift = (place % 8 / 4 * 2 + upper) * 2;
                 rest[word * 4 + place % 4] |= ((code >> 4) ^ 2) << shift;

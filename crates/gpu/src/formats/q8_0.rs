@@ -1,5 +1,5 @@
-//! Q8_0, 8.5 bits a weight: codes of all rows, and a scale of two bytes for each 32 (`WeightQ8_0` of `kernels/parts.h`).
-//! Matrices in formats without kernels are rounded to it.
+//! Q8_0, 8.5 bits a weight: codes of all rows, and a scale of two bytes for each 32 (`WeightQ8_0` of
+//! `kernels/parts.h`). Matrices in formats without kernels are rounded to it.
 
 use half::f16;
 use tensor::quant::q8_0::{BLOCK_LEN, Block};

@@ -144,8 +144,8 @@ pub(crate) fn variant(
     target.tuned.pick(|| shape.key(kernel), variants, label, 0).map(|(_, variant)| variant)
 }
 
-/// The formats of Q and K, and of V, that one launch takes, because files of several formats (Q4_K_M) have them so; and the
-/// kernels for one row and for two.
+/// The formats of Q and K, and of V, that one launch takes, because files of several formats (Q4_K_M) have them so. Then
+/// the kernels for one row and for two.
 const TWO_FORMATS: [([DeviceFormat; 2], [&str; 2]); 3] = [
     (
         [DeviceFormat::Q4_K, DeviceFormat::Q8_0],
@@ -208,7 +208,8 @@ pub(super) struct StreamedFormat {
 }
 
 impl StreamedFormat {
-    /// Where a stage has so many planes: `StreamStage` of `kernels/linear_stream.h`. `None` where no kernel streams the format.
+    /// Where a stage has so many planes: `StreamStage` of `kernels/linear_stream.h`. `None` where no kernel streams the
+    /// format.
     pub(super) fn new(format: DeviceFormat, k: usize, planes: usize) -> Option<Self> {
         let &Streamed { layout, activation_bytes, stage, scales_of_32, scales_min, effort, has_short_rows, .. } =
             format.facts().streamed.as_ref()?;
@@ -356,7 +357,7 @@ mod tests {
     fn kernels_of_a_layer_share_a_multiprocessor_two_by_two() {
         let shape = AttentionShape { rows: 1, heads: 32, kv_heads: 8, head_dim: 128, max_positions: 8192 };
         let of_attention = attention::variant(&H200, KvFormat::F16, shape).group_bytes as usize;
-        for format in DeviceFormat::ALL.into_iter().filter(|&format| format != DeviceFormat::F32) {
+        for format in DeviceFormat::ALL.into_iter().filter(|format| format.facts().streamed.is_some()) {
             let of = |kind, norm, k| {
                 let shape = ProjectionsShape { format, rows: 1, k, glu: false, features: &[4096] };
                 variant(&H200, None, kind, norm, shape).unwrap().group_bytes
