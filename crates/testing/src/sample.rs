@@ -26,12 +26,23 @@ impl Sample {
         }
         let asked = std::env::var(DAY).ok().and_then(|day| day.parse().ok());
         let today = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() / 86_400);
-        Self { share: share.max(1), day: asked.unwrap_or_else(today) }
+        Self::of_day(share, asked.unwrap_or_else(today))
+    }
+
+    /// One case in `share`, as on the day with this number.
+    pub fn of_day(share: u64, day: u64) -> Self {
+        Self { share: share.max(1), day }
     }
 
     /// Whether the case at this place of the list is run.
     pub fn has(self, index: usize) -> bool {
-        (index as u64 + self.day).is_multiple_of(self.share)
+        self.days_until(index) == 0
+    }
+
+    /// Days until the case at this place of the list is run next; 0 where it is run today.
+    pub fn days_until(self, index: usize) -> u64 {
+        let past = (index as u64 + self.day) % self.share;
+        (self.share - past) % self.share
     }
 }
 
@@ -51,10 +62,12 @@ mod tests {
 
     #[test]
     fn every_case_has_its_day() {
+        let of_day = |day| Sample::of_day(3, 20_000 + day);
         for index in 0..10 {
-            let days = (0..3).filter(|&day| Sample { share: 3, day: 20_000 + day }.has(index));
+            let days = (0..3).filter(|&day| of_day(day).has(index));
             assert_eq!(days.count(), 1, "{index}");
             assert!(Sample::ALL.has(index));
+            assert!(of_day(of_day(0).days_until(index)).has(index), "{index}");
         }
     }
 }

@@ -16,6 +16,7 @@ mod op_cases;
 pub mod parity;
 mod trial;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -191,12 +192,7 @@ fn faults(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample, until_
     let next = AtomicUsize::new(0);
     let is_enough = AtomicBool::new(false);
     let run_cases = || {
-        let mut cases = cases(&claims, false);
-        cases.retain(|case| case.part == part);
-        if cases.len() > LIST_MIN {
-            let mut index = 0..;
-            cases.retain(|_| index.next().is_some_and(|index| sample.has(index)));
-        }
+        let cases = sampled(&claims, part, sample);
         let backends: Vec<&dyn Backend> = backends.iter().map(|&backend| backend as &dyn Backend).collect();
         let mut faults = Vec::new();
         while !is_enough.load(Ordering::Relaxed)
@@ -222,6 +218,33 @@ fn faults(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample, until_
     let num_cases = done[0].0;
     assert_ne!(num_cases, 0, "{part}: the claims leave nothing to run");
     (num_cases, done.into_iter().flat_map(|(_, faults)| faults).collect())
+}
+
+/// The cases of one part that `sample` contains. A sample also contains at least one case of each op, and of each
+/// weight format (of ops) or each architecture (of models), because a fault in one of them has to be found on any day.
+/// Where the day's share has no such case, the case whose day comes next is taken.
+pub fn sampled(claims: &Claims, part: Part, sample: Sample) -> Vec<Case> {
+    let mut cases = cases(claims, false);
+    cases.retain(|case| case.part == part);
+    if cases.len() <= LIST_MIN {
+        return cases;
+    }
+    let mut order: Vec<usize> = (0..cases.len()).collect();
+    order.sort_by_key(|&index| sample.days_until(index));
+    let (mut ops, mut kinds) = (HashSet::new(), HashSet::new());
+    let mut is_run = vec![false; cases.len()];
+    for index in order {
+        let case = &cases[index];
+        let kind = if part == Part::Ops { case.format.to_string() } else { case.name.clone() };
+        let mut is_new = kinds.insert(kind);
+        for &op in &case.ops {
+            is_new |= ops.insert(op);
+        }
+        is_run[index] = is_new || sample.has(index);
+    }
+    let mut is_run = is_run.into_iter();
+    cases.retain(|_| is_run.next() == Some(true));
+    cases
 }
 
 /// A part with no more cases than this runs all of them, whatever the sample.
