@@ -117,6 +117,10 @@ fn compile_simulator() {
         .include(out)
         // Fast enough to run a suite, whatever the profile; and each check calls back into sim.h.
         .opt_level(2)
+        // Only the address sanitizer's report takes lines from debug information. What the checks of the simulator
+        // report has its line in the text. Of both texts, debug information is 68 MB, which each test binary would have
+        // again.
+        .debug(is_asan)
         .flag(format!("-fsanitize={bounds},signed-integer-overflow,shift,integer-divide-by-zero"))
         .flag("-fno-sanitize-recover=all")
         // What a kernel rounds is rounded.
