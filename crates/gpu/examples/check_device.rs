@@ -20,8 +20,8 @@
 //! - `prefill:SHAPE:FORMAT:TOKENS`: a prompt.
 //! - `profile:SHAPE:FORMAT:BATCH:DEPTH`, `profile-prompt:SHAPE:FORMAT:TOKENS`: what each kind of op
 //!   adds to a replay, and takes by itself.
-//! - `alike:TRIALS`: so many random steps for each of eleven formats, under `--batch-invariant`. Each row must have the bits
-//!   that it has in a step of its own.
+//! - `alike:TRIALS`: so many random steps for each of eleven formats, and of a mixture for each of five, under
+//!   `--batch-invariant`. Each row must have the bits that it has in a step of its own.
 //! - `steady:SHAPE:FORMAT:TOKENS`: the counters of a long run must be one submission and one wait a step.
 //!
 //! `--batch-invariant` and `--force-variant=OP=KERNEL` before them are as in `hotmetal bench`. Kernels are those of the folder
@@ -334,19 +334,23 @@ fn gemm(device: &GpuBackend) -> Checked {
 }
 
 /// Compares each row of random steps with the same row in a step of its own. Every bit must be the same, whatever rows a step
-/// has, what of a text is in the cache already, and in which blocks. The matrices have 1, 2 and 4 parts.
+/// has, what of a text is in the cache already, and in which blocks. The matrices of the first model have 1, 2 and 4 parts; the
+/// second has 32 experts, four for each row.
 fn alike(device: &GpuBackend, trials: usize) -> Checked {
-    const SEQUENCES: usize = 4;
-    const POSITIONS: usize = 320;
-    const ROWS_MAX: usize = 256;
-    let exact = device.clone().with_options(GpuOptions { batch_invariant: true, ..GpuOptions::default() })?;
-    let config = serde_json::json!({
+    let dense = serde_json::json!({
         "model_type": "qwen2", "hidden_size": 1024, "intermediate_size": 9216, "num_hidden_layers": 2,
         "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 11_003, "rms_norm_eps": 1e-6,
         "rope_theta": 10_000.0, "max_position_embeddings": 4096, "tie_word_embeddings": false,
     });
-    let plan = Arc::new(fuse(restrict_outputs(models::build_plan(&config, &AnyShape)?)));
-    let formats = [
+    let mixture = serde_json::json!({
+        "model_type": "qwen3_moe", "hidden_size": 1024, "moe_intermediate_size": 512, "num_experts": 32,
+        "num_experts_per_tok": 4, "norm_topk_prob": true, "num_hidden_layers": 2, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 11_003, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
+        "max_position_embeddings": 4096, "tie_word_embeddings": false, "intermediate_size": 2048,
+    });
+    let of_mixture =
+        [WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_0, WeightFormat::Q4_K, WeightFormat::MXFP4];
+    for (format, group) in [
         (WeightFormat::F16, None),
         (WeightFormat::BF16, None),
         (WeightFormat::Q8_0, None),
@@ -358,67 +362,85 @@ fn alike(device: &GpuBackend, trials: usize) -> Checked {
         (WeightFormat::MXFP4, None),
         (WeightFormat::NVFP4, None),
         (WeightFormat::FP8, None),
-    ];
-    for (format, group) in formats {
-        let mut rng = Rng::new(77);
-        let mut weights = random_weights(&plan, &mut rng, format);
-        group.into_iter().for_each(|group| weights.iter_mut().for_each(|tensor| *tensor = in_groups(tensor, group)));
-        let blocks_of_one = POSITIONS.div_ceil(BLOCK_LEN);
-        // Each sequence lies in the cache twice.
-        let kv = KvLayout { format: KvFormat::F16, block_len: BLOCK_LEN, num_blocks: 2 * SEQUENCES * blocks_of_one };
-        let mut executable = exact.load(plan.clone(), weights, kv)?;
-        let texts: Vec<_> = (0..SEQUENCES).map(|_| rng.tokens(POSITIONS, plan.vocab_size)).collect();
-        let mut expected = vec![vec![]; SEQUENCES];
-        for (sequence, text) in texts.iter().enumerate() {
-            for position in 0..POSITIONS {
-                let mut input = StepInput::default();
-                input.push_sequence(&text[position..=position], position, &table(sequence, POSITIONS));
-                input.output_rows = vec![0];
-                expected[sequence].push(executable.replay(&input)?.to_vec());
-            }
-        }
-        // What is in the second place of a sequence.
-        let mut seen = [0; SEQUENCES];
-        let (mut rows, mut different) = (0, 0);
-        for _ in 0..trials {
-            let mut input = StepInput::default();
-            let mut places = vec![];
-            let mut below = |n: usize| rng.tokens(1, n)[0] as usize;
-            for (sequence, text) in texts.iter().enumerate() {
-                if below(3) == 0 && !(sequence + 1 == SEQUENCES && places.is_empty()) {
-                    continue;
-                }
-                let most = [1, 2, 9, 40, 70, ROWS_MAX][below(6)].min(ROWS_MAX - input.token_ids.len());
-                let again = below(2) == 1;
-                if most == 0 {
-                    continue;
-                }
-                let begin = match again {
-                    true if seen[sequence] == POSITIONS || below(8) == 0 => 0,
-                    true => seen[sequence],
-                    false => below(POSITIONS),
-                };
-                let end = (begin + 1 + below(most)).min(POSITIONS);
-                if again {
-                    seen[sequence] = end;
-                }
-                let place = if again { SEQUENCES + sequence } else { sequence };
-                input.push_sequence(&text[begin..end], begin, &table(place, POSITIONS));
-                places.extend((begin..end).map(|position| (sequence, position)));
-            }
-            input.output_rows = (0..input.token_ids.len() as u32).collect();
-            let found = executable.replay(&input)?;
-            for (found, &(sequence, position)) in found.chunks_exact(plan.vocab_size).zip(&places) {
-                let expected = &expected[sequence][position];
-                different += found.iter().zip(expected).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
-                rows += 1;
-            }
-        }
+    ] {
         let name = group.map_or(format.to_string(), |group| format!("INT4 in groups of {group}, read as {format}"));
-        println!("alike {name}: {trials} steps, {rows} rows, {different} numbers with other bits");
-        if different > 0 {
-            return Err(format!("{name}: {different} numbers have other bits").into());
+        rows_are_alike(device, &dense, (format, group), trials, &name)?;
+    }
+    for format in of_mixture {
+        rows_are_alike(device, &mixture, (format, None), trials, &format!("a mixture in {format}"))?;
+    }
+    Ok(())
+}
+
+fn rows_are_alike(
+    device: &GpuBackend,
+    config: &serde_json::Value,
+    (format, group): (WeightFormat, Option<usize>),
+    trials: usize,
+    name: &str,
+) -> Checked {
+    const SEQUENCES: usize = 4;
+    const POSITIONS: usize = 320;
+    const ROWS_MAX: usize = 256;
+    let exact = device.clone().with_options(GpuOptions { batch_invariant: true, ..GpuOptions::default() })?;
+    let plan = Arc::new(fuse(restrict_outputs(models::build_plan(config, &AnyShape)?)));
+    let mut rng = Rng::new(77);
+    let mut weights = random_weights(&plan, &mut rng, format);
+    group.into_iter().for_each(|group| weights.iter_mut().for_each(|tensor| *tensor = in_groups(tensor, group)));
+    let blocks_of_one = POSITIONS.div_ceil(BLOCK_LEN);
+    // Each sequence lies in the cache twice.
+    let kv = KvLayout { format: KvFormat::F16, block_len: BLOCK_LEN, num_blocks: 2 * SEQUENCES * blocks_of_one };
+    let mut executable = exact.load(plan.clone(), weights, kv)?;
+    let texts: Vec<_> = (0..SEQUENCES).map(|_| rng.tokens(POSITIONS, plan.vocab_size)).collect();
+    let mut expected = vec![vec![]; SEQUENCES];
+    for (sequence, text) in texts.iter().enumerate() {
+        for position in 0..POSITIONS {
+            let mut input = StepInput::default();
+            input.push_sequence(&text[position..=position], position, &table(sequence, POSITIONS));
+            input.output_rows = vec![0];
+            expected[sequence].push(executable.replay(&input)?.to_vec());
         }
+    }
+    // What is in the second place of a sequence.
+    let mut seen = [0; SEQUENCES];
+    let (mut rows, mut different) = (0, 0);
+    for _ in 0..trials {
+        let mut input = StepInput::default();
+        let mut places = vec![];
+        let mut below = |n: usize| rng.tokens(1, n)[0] as usize;
+        for (sequence, text) in texts.iter().enumerate() {
+            if below(3) == 0 && !(sequence + 1 == SEQUENCES && places.is_empty()) {
+                continue;
+            }
+            let most = [1, 2, 9, 40, 70, ROWS_MAX][below(6)].min(ROWS_MAX - input.token_ids.len());
+            let again = below(2) == 1;
+            if most == 0 {
+                continue;
+            }
+            let begin = match again {
+                true if seen[sequence] == POSITIONS || below(8) == 0 => 0,
+                true => seen[sequence],
+                false => below(POSITIONS),
+            };
+            let end = (begin + 1 + below(most)).min(POSITIONS);
+            if again {
+                seen[sequence] = end;
+            }
+            let place = if again { SEQUENCES + sequence } else { sequence };
+            input.push_sequence(&text[begin..end], begin, &table(place, POSITIONS));
+            places.extend((begin..end).map(|position| (sequence, position)));
+        }
+        input.output_rows = (0..input.token_ids.len() as u32).collect();
+        let found = executable.replay(&input)?;
+        for (found, &(sequence, position)) in found.chunks_exact(plan.vocab_size).zip(&places) {
+            let expected = &expected[sequence][position];
+            different += found.iter().zip(expected).filter(|(a, b)| a.to_bits() != b.to_bits()).count();
+            rows += 1;
+        }
+    }
+    println!("alike {name}: {trials} steps, {rows} rows, {different} numbers with other bits");
+    if different > 0 {
+        return Err(format!("{name}: {different} numbers have other bits").into());
     }
     Ok(())
 }

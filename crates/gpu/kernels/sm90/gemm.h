@@ -5,11 +5,13 @@
 // Work      a group of one SIMD group that copies and eight that multiply makes tiles of 128 features (64 of each, in a GLU)
 //           by TOKENS rows, one after another. TOKENS = 256: two groups of a cluster share the rows of x, half copied by
 //           each. TOKENS = 128: the groups of a cluster share the sum over k, and then each finishes part of the tile.
+//           A tile has TOKENS rows at most, and fewer where all tiles then end sooner: else the last tile of a prompt may be nearly
+//           empty, and the last round may have tiles for a few multiprocessors alone.
 // Bytes     W once for TOKENS rows from the second cache, x once for 256 features. Bound by arithmetic from about 256 rows on.
 // Accuracy  products of 11 bits (BF16: 8), sums in f32. The weights of blocks are code · scale rounded to f16, by 2^-11; of Q4_K
 //           scale and minimum are, too.
-// Order     a tile's products by 16s of k, partial sums of a cluster by rank: fixed by shapes alone, but a row's bits depend
-//           on TOKENS and the cluster, and so on how many rows there are.
+// Order     a tile's products by 16s of k, whatever rows it has, partial sums of a cluster by rank: fixed by shapes alone, but
+//           a row's bits depend on the cluster, and so on how many rows there are.
 
 struct GemmSegment {
   TensorMap weight;       // (k, n); in a GLU (k, 8, 2, n / 8), the third over gate and up
@@ -30,7 +32,7 @@ struct GemmParams {
   Ptr<const f32> row_scales;  // by which products are multiplied, where x was made row by row
   Ptr<const f32> residual;
   Ptr<const i32> rows;
-  OperandPlace operand;  // gemm_narrow: where given, the result goes there, and not to y
+  OperandPlace operand;  // where given, the result goes there, and not to y
   i32 k, scale_stride;  // of a row of W's scales, in f16
   i32 residual_stride, tiles;  // of all segments
   i32 glu, stages, height, columns;  // gemm_narrow: stages of the ring, rows of weights of a tile
@@ -44,6 +46,7 @@ struct GemmParams {
 enum {
   GEMM_FEATURES = 128,      // rows of weights in a tile
   GEMM_TOKEN_TILES = 8,     // tiles of rows that go through the second cache together
+  GEMM_ROW_STEP = 32,       // rows of a tile are a multiple of this
   GEMM_MULTIPLIERS = 8,     // SIMD groups that multiply
   GEMM_STAGES_MAX = 16,
   GEMM_HEADER = 1024,
@@ -88,7 +91,14 @@ template <class W, i32 TOKENS> struct GemmShape {
     ROOM_OF_PARTS = (GEMM_MEMORY - GEMM_HEADER - 2 * TOKENS * GEMM_LINE) / STAGE,
     STAGES = ROOM < MOST ? ROOM : MOST,
     STAGES_OF_PARTS = ROOM_OF_PARTS < MOST ? ROOM_OF_PARTS : MOST,
-    SUMS = TOKENS / 2            // f32 of a thread: 64 features by TOKENS over 128 threads
+    SUMS = TOKENS / 2,           // f32 of a thread: 64 features by TOKENS over 128 threads
+    // Times, as measured, in that of a row in a stage of the larger tiles; in the others a row takes half of it. Of a stage beside its
+    // rows; of the end of a tile, which takes as long as eight stages of 128 rows.
+    STAGE_COST = !W::IN_REGISTERS ? 190 : TOKENS == 256 ? 256 : 234,
+    ROW_SHARE = TOKENS == 256 ? 1 : 2,
+    TILE_COST = W::IN_REGISTERS ? 8 * 298 : 8 * 254,
+    // Fewer rows than these are faster in tiles of 128.
+    HEIGHT_MIN = TOKENS == 256 ? 160 : TOKENS < 64 ? TOKENS : 32
   };
 };
 
@@ -99,14 +109,16 @@ template <class E, i32 TOKENS> struct GemmShared { enum { VALUE = TOKENS == (E::
 struct GemmTile {
   i32 segment, row, token, begin, end;  // `begin` and `end` of k, in stages
   i32 rows, expert;                     // rows of x end there; whose weights, of GemmExperts
+  i32 live;                             // rows of x that it has
 };
 
 // Which weights multiply which rows: one matrix a segment, and all rows. gemm_experts.h has another answer.
 struct GemmAll {
   enum { BY_EXPERTS = 0, IN_PARTS = 0 };
-  PART i32 token_tiles(CONST GemmParams& p, i32 tokens) const { return (p.rows[0] + tokens - 1) / tokens; }
+  template <class W, i32 TOKENS> PART i32 height(CONST GemmParams& p, i32 clusters, u32 size, i32 lane) const;
+  PART i32 token_tiles(CONST GemmParams& p, i32 height) const { return (p.rows[0] + height - 1) / height; }
   template <bool SHARED, bool GLU>
-  PART GemmTile tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) const;
+  PART GemmTile tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 height, u32 rank, u32 size) const;
   template <bool GLU>
   PART void copy_weight(CONST GemmSegment& s, const GemmTile& tile, u32 to, u32 barrier, i32 k) const {
     if (GLU) copy_tile_4d(to, s.weight, barrier, k, 0, 0, tile.row / 8);
@@ -124,15 +136,28 @@ struct GemmAll {
 // gemm_alike: k in as many parts as the matrix asks for, each summed for itself, then added up from the first on.
 struct GemmAlike : GemmAll { enum { IN_PARTS = 1 }; };
 
+// Rows of a tile: those with which all tiles take the least time, in rounds of the clusters. Each lane knows what one height costs.
+// Clusters take tiles by turns, so all tiles have the same.
+template <class W, i32 TOKENS>
+PART i32 GemmAll::height(CONST GemmParams& p, i32 clusters, u32 size, i32 lane) const {
+  typedef GemmShape<W, TOKENS> Shape;
+  const i32 height = mini(Shape::HEIGHT_MIN + GEMM_ROW_STEP * lane, TOKENS), tiles = (p.rows[0] + height - 1) / height * p.tiles;
+  const i32 k = p.k / (TOKENS == 256 ? 1 : (i32)size), stages = (k + GEMM_K - 1) / GEMM_K;
+  const i32 cost = (tiles + clusters - 1) / clusters * ((stages * (height / Shape::ROW_SHARE + Shape::STAGE_COST) + Shape::TILE_COST) / 16);
+  const u32 best = min_lanes_u32((u32)mini(cost, 0xffffff) << 8 | (u32)(height / GEMM_ROW_STEP));
+  return i32(best & 0xffu) * GEMM_ROW_STEP;
+}
+
 template <bool SHARED, bool GLU>
-PART GemmTile GemmAll::tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) const {
+PART GemmTile GemmAll::tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 height, u32 rank, u32 size) const {
   const i32 block = index / (GEMM_TOKEN_TILES * p.tiles), left = token_tiles - block * GEMM_TOKEN_TILES;
   const i32 wide = mini(left, GEMM_TOKEN_TILES), inside = index - block * GEMM_TOKEN_TILES * p.tiles;
   i32 feature = inside / wide;
   GemmTile tile;
   tile.rows = p.rows[0];
   tile.expert = 0;
-  tile.token = (block * GEMM_TOKEN_TILES + inside - feature * wide) * tokens;
+  tile.token = (block * GEMM_TOKEN_TILES + inside - feature * wide) * height;
+  tile.live = mini(height, tile.rows - tile.token);
   tile.segment = 0;
   while (tile.segment < 2 && feature >= p.segments[tile.segment].tiles) feature -= p.segments[tile.segment++].tiles;
   tile.row = (SHARED ? feature * 2 + (i32)rank : feature) * (GLU ? GEMM_FEATURES / 2 : GEMM_FEATURES);
@@ -152,12 +177,10 @@ FN void gemm_copy_weight(CONST GemmParams& p, const E& of, const GemmTile& tile,
   of.template copy_weight<GLU>(p.segments[tile.segment], tile, to, barrier, stage * (GEMM_K / W::PACK));
 }
 
-// Copies of x for a stage: of experts those with live rows, of others one. `rows`: of a copy.
+// Copies of x for a stage: those with live rows. ROWS: of a copy.
 template <class E, i32 TOKENS> struct GemmCopies {
-  enum { SHARED = GemmShared<E, TOKENS>::VALUE, ROWS = E::BY_EXPERTS ? (TOKENS < 32 ? TOKENS : 32) : TOKENS < 128 ? TOKENS : 128, BYTES = ROWS * GEMM_K * 2 };
-  static PART i32 count(const GemmTile& tile) {
-    return E::BY_EXPERTS ? mini((tile.rows - tile.token + ROWS - 1) / ROWS, TOKENS / ROWS) : TOKENS / ROWS;
-  }
+  enum { SHARED = GemmShared<E, TOKENS>::VALUE, MOST = E::BY_EXPERTS ? 32 : 128, ROWS = TOKENS < MOST ? TOKENS : i32(MOST), BYTES = ROWS * GEMM_K * 2 };
+  static PART i32 count(const GemmTile& tile) { return (tile.live + ROWS - 1) / ROWS; }
   // Those of this group: where rows are shared it copies every second one, to both.
   static PART void ask(CONST GemmParams& p, const GemmTile& tile, i32 count, i32 stage, u32 to, u32 barrier, u32 rank) {
     if (SHARED) {
@@ -170,13 +193,13 @@ template <class E, i32 TOKENS> struct GemmCopies {
 
 // One thread: copies stage after stage, as they become empty.
 template <class W, i32 TOKENS, bool GLU, class E>
-FN void gemm_copy(CONST GemmParams& p, const E& of, u32 full, u32 empty, u32 stages, i32 depth, i32 first, i32 step, i32 tiles, i32 token_tiles, u32 rank, u32 size) {
+FN void gemm_copy(CONST GemmParams& p, const E& of, u32 full, u32 empty, u32 stages, i32 depth, i32 first, i32 step, i32 tiles, i32 token_tiles, i32 height, u32 rank, u32 size) {
   typedef GemmShape<W, TOKENS> Shape;
   typedef GemmCopies<E, TOKENS> Copies;
   i32 slot = 0, filled = 0;
   u32 phase = 1;
   ROLL for (i32 index = first; index < tiles; index += step) {
-    const GemmTile tile = of.template tile<Copies::SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+    const GemmTile tile = of.template tile<Copies::SHARED, GLU>(p, index, token_tiles, height, rank, size);
     const i32 copies = Copies::count(tile), bytes = Shape::W_STAGE + copies * Copies::BYTES;
     i32 stage = tile.begin;
     if (index == first) {
@@ -229,29 +252,35 @@ FN void gemm_products_of(f32 (&sum)[R], const A& w, unsigned long long x) {
   UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) gemm_product<W, N>(reinterpret_cast<f32 (&)[N / 2]>(sum), w, x, i);
   matrix_commit();
 }
-// Of an expert's last tile often few rows are live, and the rest is not multiplied: CUT. Beginning and end stand in each branch,
-// because the compiler runs matrix instructions one by one where a branch is between them, or a loop of their own for each N.
-template <class W, i32 TOKENS, bool CUT, i32 R, class A>
+// The same of a tile's live rows alone, in 32s, where it may have fewer than TOKENS; whole tiles first, because they are many.
+// Beginning and end stand in each branch, because the compiler runs matrix instructions one by one where a branch is between them, or
+// a loop of their own for each N.
+template <class W, i32 N, bool LEAST> struct GemmProducts {
+  template <i32 R, class A> static PART void run(f32 (&sum)[R], const A& w, unsigned long long x, i32 live) {
+    enum { FEWER = N - GEMM_ROW_STEP };
+    if (live > FEWER) gemm_products_of<W, N>(sum, w, x);
+    else GemmProducts<W, FEWER, i32(FEWER) <= GemmShape<W, R * 2>::HEIGHT_MIN>::run(sum, w, x, live);
+  }
+};
+template <class W, i32 N> struct GemmProducts<W, N, true> {
+  template <i32 R, class A> static PART void run(f32 (&sum)[R], const A& w, unsigned long long x, i32 live) { gemm_products_of<W, N>(sum, w, x); }
+};
+template <class W, i32 TOKENS, i32 R, class A>
 FN void gemm_products(f32 (&sum)[R], const A& w, unsigned long long x, i32 live) {
-  enum { ONE = CUT ? 32 : TOKENS, TWO = CUT ? 64 : TOKENS, THREE = CUT && TOKENS > 96 ? 96 : TOKENS };
-  if (CUT && live <= ONE) gemm_products_of<W, ONE>(sum, w, x);
-  else if (CUT && live <= TWO) gemm_products_of<W, TWO>(sum, w, x);
-  else if (CUT && live <= THREE) gemm_products_of<W, THREE>(sum, w, x);
-  else gemm_products_of<W, TOKENS>(sum, w, x);
+  GemmProducts<W, TOKENS, TOKENS <= GemmShape<W, TOKENS>::HEIGHT_MIN>::run(sum, w, x, live);
 }
 
 // F16, BF16: over the tile's stages, both from group memory.
 template <class W, i32 TOKENS, class E, i32 R>
 FN void gemm_multiply(f32 (&sum)[R], CONST GemmParams& p, GemmRing& ring, GemmTile tile, i32 half, i32 lane) {
   typedef GemmShape<W, TOKENS> Shape;
-  enum { SHARED = GemmShared<E, TOKENS>::VALUE, CUT = E::BY_EXPERTS && TOKENS >= 64 };
-  const i32 live = CUT ? tile.rows - tile.token : i32(TOKENS);
+  enum { SHARED = GemmShared<E, TOKENS>::VALUE };
   i32 before = -1;
   ROLL for (i32 stage = tile.begin; stage < tile.end; stage++) {
     barrier_wait(ring.full + ring.slot * 8, ring.phase);
     const u32 at = ring.stages + ring.slot * Shape::STAGE;
     const unsigned long long w = tile_descriptor(at + half * (Shape::W_STAGE / 2)), x = tile_descriptor(at + Shape::W_STAGE);
-    gemm_products<W, TOKENS, CUT>(sum, w, x, live);
+    gemm_products<W, TOKENS>(sum, w, x, tile.live);
     matrix_wait<1>();
     if (before >= 0) gemm_release<SHARED>(ring, before, lane);
     before = ring.slot;
@@ -278,37 +307,36 @@ FN void gemm_multiply_codes(f32 (&sum)[R], CONST GemmParams& p, const E& of, Gem
   const f16* scales_a = s.scales + (of.scales_at(tile) + row_a * p.scale_stride);
   const f16* scales_b = (GLU ? s.up_scales : s.scales) + (of.scales_at(tile) + row_b * p.scale_stride);
   const u32 share = W::place(half * 64 + simd * 16 + g, t), share_b = W::place(half * 64 + simd * 16 + g + 8, t);
-  enum { SHARED = GemmShared<E, TOKENS>::VALUE, CUT = E::BY_EXPERTS && TOKENS >= 64 };
-  const i32 live = CUT ? tile.rows - tile.token : i32(TOKENS);
+  enum { SHARED = GemmShared<E, TOKENS>::VALUE };
   i32 before = -1;
   enum { AT_ONCE = TOKENS == 256 || E::IN_PARTS ? 2 : 4 };  // stages whose fragments have registers of their own
   u32 w[AT_ONCE][4][4];
   typename W::Unit unit_a, unit_b, next_a = W::unit(scales_a, tile.begin / GEMM_UNIT, t), next_b = W::unit(scales_b, tile.begin / GEMM_UNIT, t);
-  ROLL for (i32 stage = tile.begin; stage < tile.end; stage += AT_ONCE) {
-    const bool rest = stage % GEMM_UNIT != 0;
-    if (!rest) {
-      unit_a = next_a;
-      unit_b = next_b;
-      if (stage + GEMM_UNIT < tile.end) {
-        next_a = W::unit(scales_a, stage / GEMM_UNIT + 1, t);
-        next_b = W::unit(scales_b, stage / GEMM_UNIT + 1, t);
-      }
+  ROLL for (i32 stage = tile.begin; stage < tile.end; stage += GEMM_UNIT) {
+    unit_a = next_a;
+    unit_b = next_b;
+    if (stage + GEMM_UNIT < tile.end) {
+      next_a = W::unit(scales_a, stage / GEMM_UNIT + 1, t);
+      next_b = W::unit(scales_b, stage / GEMM_UNIT + 1, t);
     }
-    UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
-      if (stage + j < tile.end) {
-        barrier_wait(ring.full + ring.slot * 8, ring.phase);
-        const u32 at = ring.stages + ring.slot * Shape::STAGE;
-        const i32 pair = j + (AT_ONCE < GEMM_UNIT && rest ? AT_ONCE : 0);
-        const typename W::Share a = W::load(at + share, unit_a, pair), b = W::load(at + share_b, unit_b, pair);
-        const GemmScale scale_a = W::scale(unit_a, pair, t), scale_b = W::scale(unit_b, pair, t);
-        UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) gemm_fragment<W>(w[j][i], a, b, i, scale_a, scale_b);
-        const unsigned long long x = tile_descriptor(at + Shape::W_STAGE);
-        gemm_products<W, TOKENS, CUT>(sum, w[j], x, live);
-        // The multiplication before this one has ended: its registers and its stage are free.
-        matrix_wait<1>();
-        if (before >= 0) gemm_release<SHARED>(ring, before, lane);
-        before = ring.slot;
-        gemm_next(ring);
+    // A loop of its own: in one with the loads above, the compiler moves what they bring at once, and so waits for it.
+    ROLL for (i32 from = 0; from < GEMM_UNIT; from += AT_ONCE) {
+      UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
+        const i32 pair = from + j;
+        if (stage + pair < tile.end) {
+          barrier_wait(ring.full + ring.slot * 8, ring.phase);
+          const u32 at = ring.stages + ring.slot * Shape::STAGE;
+          const typename W::Share a = W::load(at + share, unit_a, pair), b = W::load(at + share_b, unit_b, pair);
+          const GemmScale scale_a = W::scale(unit_a, pair, t), scale_b = W::scale(unit_b, pair, t);
+          UNROLL for (i32 i = 0; i < GEMM_K / 16; i++) gemm_fragment<W>(w[j][i], a, b, i, scale_a, scale_b);
+          const unsigned long long x = tile_descriptor(at + Shape::W_STAGE);
+          gemm_products<W, TOKENS>(sum, w[j], x, tile.live);
+          // The multiplication before this one has ended: its registers and its stage are free.
+          matrix_wait<1>();
+          if (before >= 0) gemm_release<SHARED>(ring, before, lane);
+          before = ring.slot;
+          gemm_next(ring);
+        }
       }
     }
   }
@@ -389,9 +417,9 @@ FN f32x4 gemm_scaled(f32x4 v, f32 scale, f32x4 bias) {
 FN f32x4 gemm_added(f32x4 a, f32x4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 
-// One token of a column: v are its sums, up those of up.
+// One token of a column: v are its sums, up those of up. Results of gated units may be the operand of the gemm behind.
 template <bool GLU, class E>
-FN void gemm_finish(CONST GemmSegment& s, const E& of, const GemmColumn<GLU>& c, f32x4 v, f32x4 up, f32 scale, f32x4 residual, i32 token, i32 rows) {
+FN void gemm_finish(CONST GemmParams& p, CONST GemmSegment& s, const E& of, const GemmColumn<GLU>& c, f32x4 v, f32x4 up, f32 scale, f32x4 residual, i32 token, i32 rows) {
   v = gemm_scaled(v, scale, c.bias);
   if (GLU) {
     up = gemm_scaled(up, scale, c.up_bias);
@@ -402,7 +430,9 @@ FN void gemm_finish(CONST GemmSegment& s, const E& of, const GemmColumn<GLU>& c,
   } else {
     v = gemm_added(v, residual);
   }
-  if (c.in && token < rows) *reinterpret_cast<f32x4*>(s.y + i64(of.y_row(token)) * s.y_stride + c.feature) = v;
+  if (!c.in || token >= rows) return;
+  if (GLU && !E::BY_EXPERTS && given(p.operand.rows)) operand_store(p.operand, token, c.feature, v);
+  else *reinterpret_cast<f32x4*>(s.y + i64(of.y_row(token)) * s.y_stride + c.feature) = v;
 }
 
 // What rows of a tile are multiplied by: a thread of four SIMD groups has that of every 128th, since before the sums.
@@ -433,7 +463,7 @@ FN void gemm_finish_tile(CONST GemmParams& p, const E& of, const f32 (&sum)[R], 
     UNROLL for (i32 i = 0; i < N; i++) {
       const u32 line = buffer + (c.token + i * Column::STEP) * GEMM_LINE;
       const f32x4 v = load_group(line + c.place), up = GLU ? load_group(line + c.place + 32 * 4) : v;
-      gemm_finish<GLU>(s, of, c, v, up, load_group_scalar(line + GEMM_GAP), residual.v[i], first + pass * PASS + i * Column::STEP, rows);
+      gemm_finish<GLU>(p, s, of, c, v, up, load_group_scalar(line + GEMM_GAP), residual.v[i], first + pass * PASS + i * Column::STEP, rows);
     }
     residual = next;
     next = last;
@@ -452,8 +482,8 @@ FN void gemm_finish_part(CONST GemmParams& p, const E& of, const f32 (&sum)[R], 
   gemm_stage<GLU, TOKENS / 8>(mine, sum, 0, simd, lane);
   simd_barrier();
   if (lane < (i32)size) barrier_publish_at(summed, lane);
-  enum { STEPS = TOKENS / Column::STEP };
-  const i32 first = STEPS * (i32)rank / (i32)size, end = STEPS * ((i32)rank + 1) / (i32)size;
+  const i32 steps = (tile.live + Column::STEP - 1) / Column::STEP;
+  const i32 first = steps * (i32)rank / (i32)size, end = steps * ((i32)rank + 1) / (i32)size;
   enum { BATCH = 4 };  // whose loads are under way together
   ROLL for (i32 i = first; i < end; i += BATCH) {
     const i32 token = tile.token + i * Column::STEP + c.token;
@@ -472,7 +502,7 @@ FN void gemm_finish_part(CONST GemmParams& p, const E& of, const f32 (&sum)[R], 
           if (GLU) up[j] = gemm_added(up[j], load_cluster(at + 32 * 4, r));
         }
     UNROLL for (i32 j = 0; j < BATCH; j++)
-      if (i + j < end) gemm_finish<GLU>(s, of, c, v[j], up[j], scales[j], residual.v[j], token + j * Column::STEP, rows);
+      if (i + j < end) gemm_finish<GLU>(p, s, of, c, v[j], up[j], scales[j], residual.v[j], token + j * Column::STEP, rows);
   }
   simd_barrier();
   if (lane < (i32)size) barrier_arrive_at(read, lane);
@@ -500,23 +530,24 @@ FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
   }
   cluster_barrier();
   if (E::BY_EXPERTS) wait_for_previous();
-  const i32 token_tiles = of.token_tiles(p, TOKENS), tiles = p.tiles * token_tiles;
   const i32 first = t.gx / (i32)size, step = (i32)gridDim.x / (i32)size;
+  const i32 height = of.template height<W, TOKENS>(p, step, size, t.lane);
+  const i32 token_tiles = of.token_tiles(p, height), tiles = p.tiles * token_tiles;
   if (t.simd < 4) {
     give_registers<40>();
     if (t.simd == 0 && one_lane(t.lane)) {
-      gemm_copy<W, TOKENS, GLU>(p, of, full, empty, stages, depth, first, step, tiles, token_tiles, rank, size);
+      gemm_copy<W, TOKENS, GLU>(p, of, full, empty, stages, depth, first, step, tiles, token_tiles, height, rank, size);
     }
     simd_barrier();
   } else {
     take_registers<232>();
     const i32 half = t.simd / 4 - 1, simd = t.simd & 3;
-    GemmRing ring = {full, empty, stages, depth, 0, 0};
+    GemmRing ring = {kept(full), kept(empty), kept(stages), depth, 0, 0};
     u32 phase = 0;
     i32 turn = 0;  // which of two buffers is first: after an odd number of passes, the next tile takes the other
     wait_for_previous();
     ROLL for (i32 index = first; index < tiles; index += step) {
-      const GemmTile tile = of.template tile<SHARED, GLU>(p, index, token_tiles, TOKENS, rank, size);
+      const GemmTile tile = of.template tile<SHARED, GLU>(p, index, token_tiles, height, rank, size);
       f32 sum[Shape::SUMS];
       UNROLL for (i32 i = 0; i < Shape::SUMS; i++) sum[i] = 0.f;
       GemmScales<TOKENS> scales;
@@ -543,7 +574,7 @@ FN void gemm_of(CONST GemmParams& p, const E& of, GROUP GemmGroup& g, Lane t) {
         gemm_finish_part<TOKENS, GLU>(p, of, sum, tile, buffers, summed, read, phase, half, simd, t.lane, rank, size);
         phase ^= 1;
       } else {
-        const i32 live = E::BY_EXPERTS ? mini(tile.rows - tile.token, TOKENS) : i32(TOKENS), passes = (live + Shape::PASS - 1) / Shape::PASS;
+        const i32 passes = (tile.live + Shape::PASS - 1) / Shape::PASS;
         gemm_finish_tile<TOKENS, GLU>(p, of, sum, scales, tile, buffers, turn, passes, half, simd, t.lane);
         turn ^= passes & 1;
       }

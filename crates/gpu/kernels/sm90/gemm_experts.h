@@ -32,10 +32,11 @@ struct GemmExperts {
   i32 padding[4];
 #if __CUDA_ARCH_FEAT_SM90_ALL
   enum { BY_EXPERTS = 1, IN_PARTS = 0 };
-  PART i32 token_tiles(CONST GemmParams& p, i32 tokens) const { return num_tiles[0]; }
+  template <class W, i32 TOKENS> PART i32 height(CONST GemmParams& p, i32 clusters, u32 size, i32 lane) const { return TOKENS; }
+  PART i32 token_tiles(CONST GemmParams& p, i32 height) const { return num_tiles[0]; }
   // Tiles of the same rows follow each other: weights are read by all multiprocessors, rows from the second cache.
   template <bool SHARED, bool GLU>
-  PART GemmTile tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 tokens, u32 rank, u32 size) const {
+  PART GemmTile tile(CONST GemmParams& p, i32 index, i32 token_tiles, i32 height, u32 rank, u32 size) const {
     const i32 item = index / p.tiles;
     const u32x4 of = tiles[item];
     GemmTile tile;
@@ -43,6 +44,7 @@ struct GemmExperts {
     tile.expert = (i32)of.x;
     tile.token = (i32)of.y;
     tile.rows = (i32)of.z;
+    tile.live = mini(height, tile.rows - tile.token);
     const i32 feature = index - item * p.tiles;
     tile.row = (SHARED ? feature * 2 + (i32)rank : feature) * (GLU ? GEMM_FEATURES / 2 : GEMM_FEATURES);
     tile.begin = 0;

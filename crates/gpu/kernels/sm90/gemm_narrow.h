@@ -553,9 +553,9 @@ FN void gemm_narrow(CONST GemmParams& p, GROUP NarrowGroup& g, Lane t) {
   typedef NarrowFormat<W, N, KIND> Format;
   enum { PAIRS = N < 32 ? 1 : 2 };  // whose residual is under way together
   const NarrowShare share = narrow_share<Format>(p, t.gx);
-  NarrowRing ring = {group_address(g.full), group_address(g.empty), group_address(g.stages), Format::stage(p), 0, 1};
+  NarrowRing ring = {kept(group_address(g.full)), kept(group_address(g.empty)), kept(group_address(g.stages)), Format::stage(p), 0, 1};
   NarrowSums sums;
-  sums.summed = group_address(&g.summed);
+  sums.summed = kept(group_address(&g.summed));
   sums.own = ring.stages + p.stages * ring.stage;
   sums.all = sums.own + p.height * (N + 2) * 4;
   sums.sharers = share.sharers;

@@ -248,6 +248,19 @@ FN void prompt_clear(u32 values, i32 from, i32 thread, i32 threads) {
   }
 }
 
+// Two numbers of a row to the operand of the gemm behind: of four from `first` on, an even lane has the first two, the next lane the
+// others. All lanes call it, and those that are not `live` write nothing.
+FN void prompt_operand(CONST OperandPlace& to, i32 row, i32 first, f32 a, f32 b, bool odd, bool live) {
+  f32 low = a * to.factor, high = b * to.factor;
+  if (to.order == FOR_FOUR_BITS) {  // pairs are every other number
+    const f32 other = shuffle_xor(odd ? low : high, 1);
+    if (odd) low = other;
+    else high = other;
+  }
+  const i64 at = i64(row) * (to.stride / 2) + operand_word(to.order, first) + (odd ? (to.order == AS_X ? 1 : i32(OPERAND_NEXT)) : 0);
+  if (live) to.rows[at] = to.is_bf16 ? to_bf16x2(low, high) : f32x2_to_f16x2(low, high);
+}
+
 template <i32 D, i32 V, i32 P, class S>
 FN void prompt_multiply(CONST AttentionParams<f16>& p, const S& from, const PromptWork& w, GROUP PromptAttention<D, V, P>& g, i32 role, i32 simd, i32 lane) {
   enum { VALUE_STAGE = PromptShape<V, P>::STAGE };
@@ -298,8 +311,12 @@ FN void prompt_multiply(CONST AttentionParams<f16>& p, const S& from, const Prom
     sum += shuffle_xor(sum, 1);
     sum += shuffle_xor(sum, 2);
     const i32 token = (row + i * 8) / w.packed, head = w.head + row + i * 8 - token * w.packed;
-    if (row + i * 8 < w.live) {
-      const f32 scale = 1.f / attention_divisor(p, head, sum, s.top[i] - WEIGHT_SHIFT);
+    const bool live = row + i * 8 < w.live;
+    const f32 scale = live ? 1.f / attention_divisor(p, head, sum, s.top[i] - WEIGHT_SHIFT) : 0.f;
+    if (given(p.operand.rows)) {
+      UNROLL for (i32 j = 0; j < V / 8; j++)
+        prompt_operand(p.operand, w.first_row + token, head * V + j * 8 + lane % 4 / 2 * 4, s.acc[j * 4 + i * 2] * scale, s.acc[j * 4 + i * 2 + 1] * scale, lane % 2 != 0, live);
+    } else if (live) {
       f32* const out = p.out + (i64(w.first_row + token) * p.out_stride + head * V + lane % 4 * 2);
       UNROLL for (i32 j = 0; j < V / 8; j++)
         *reinterpret_cast<f32x2*>(out + j * 8) = make_float2(s.acc[j * 4 + i * 2] * scale, s.acc[j * 4 + i * 2 + 1] * scale);

@@ -4,7 +4,7 @@ use plan::{Attention, KvFormat, KvLayout};
 
 use crate::forced::Kernel;
 use crate::kernels::sm90::prompt_attention;
-use crate::kernels::{attention, attention_prefill};
+use crate::kernels::{attention, attention_prefill, operand};
 use crate::launch::{Access, GROUP_THREADS, Launch};
 use crate::params::AttentionParams;
 use crate::site::{DeviceRows, Site};
@@ -54,6 +54,7 @@ pub(crate) fn launch(site: &Site<'_>, q: DeviceRows, of: &Attention, out: Device
     let params = AttentionParams {
         num_items: site.step.num_tiles.address,
         items: site.step.tiles.address,
+        operand: operand::place(site.writes, out.width),
         ..attention::params(site, q, of, out)
     };
     let groups = [of.heads, tiles, variant.parts];

@@ -23,6 +23,15 @@ pub(crate) fn has_tiles(loaded: &LoadedPlan<'_>) -> bool {
     })
 }
 
+/// Whether an attention can leave its rows as the operand of a gemm: heads are multiples of four, and the kernel for many rows of a
+/// sequence is there for no row, or is `prompt_attention`.
+pub(crate) fn leaves_operands(site: &Site<'_>, of: &Attention) -> bool {
+    let (target, kv) = (site.loaded.target.of("attention"), &site.loaded.cache.layout);
+    let head_dim = site.loaded.cache.layers[of.layer].layer.head_dim;
+    let tiles_can = || attention_tiles::variant(&target, kv, head_dim).is_some_and(|tiles| tiles.copied_positions > 0);
+    head_dim.is_multiple_of(4) && (site.layout.step.attention.tiles == 0 || tiles_can())
+}
+
 /// Bytes of the partial results of an attention, so many of whose rows are for themselves.
 pub(crate) fn partials_bytes(loaded: &LoadedPlan<'_>, op: &Op, singles: usize) -> u64 {
     match *op {
@@ -42,7 +51,8 @@ pub(crate) fn launches(site: &Site<'_>, q: DeviceRows, of: &Attention, out: Devi
     if tiles > 0 {
         // What the one kernel writes is not lost.
         let access = if singles > 0 { Access::Update } else { Access::Write };
-        launches.push(attention_tiles::launch(site, q, of, out, tiles).with(access, out.region));
+        let written = site.writes.map_or(out.region, |direct| direct.rows);
+        launches.push(attention_tiles::launch(site, q, of, out, tiles).with(access, written));
     }
     launches
 }

@@ -23,7 +23,8 @@ fn routed(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) -> Option<Routed> 
 
 /// The same of so many rows.
 fn routed_rows(loaded: &LoadedPlan<'_>, rows: usize, heads: &Experts) -> Option<Routed> {
-    let may_be = rows >= GEMM_ROWS_MIN && gemm_experts::may_be(&loaded.target.of("head_linear"), rows);
+    let target = loaded.target.of("head_linear");
+    let may_be = rows >= GEMM_ROWS_MIN && !target.batch_invariant && gemm_experts::may_be(&target, rows);
     may_be.then_some(Routed { rows, slots: heads.count, experts: heads.count })
 }
 

@@ -66,8 +66,8 @@ enum ByExperts {
 }
 
 impl ByExperts {
-    /// All that can take these rows, first the one that is fastest on the device where it was measured.
-    /// `alone`: the rows need not be in the order of experts.
+    /// All that can take these rows, first the one that is fastest on the device where it was measured; the gemm alone where bits
+    /// must not depend on how many rows there are. `alone`: the rows need not be in the order of experts.
     fn ways(
         site: &Site<'_>,
         ids: Value,
@@ -78,6 +78,9 @@ impl ByExperts {
     ) -> Vec<Self> {
         let (target, format) = (&site.target, stack.first.format);
         let has_gemm = gemm_experts::can_be(target, of.rows, stack, up);
+        if target.batch_invariant {
+            return has_gemm.then_some(Self::Gemm).into_iter().collect();
+        }
         let stream = experts_rows::variant(target, of, stack, up)
             // The router has made groups, or there is a kernel that does.
             .filter(|_| is_grouped(site, ids) || gemm_experts::may_be(target, of.rows))
@@ -325,6 +328,10 @@ fn down_pairs(site: &Site<'_>, op: &Op) -> Option<(Vec<Launch>, ExpertSum)> {
 pub(crate) fn down_norm_linear(site: &Site<'_>, op: &Op, next: &Op) -> Option<[Vec<Launch>; 2]> {
     let (&Op::MoeDown { out, .. }, &Op::NormLinear { x, norm, ref projections }) = (op, next) else { return None };
     if x != out {
+        return None;
+    }
+    // Whether that kernel is taken depends on where the step's rows are, and its sums have an order of their own.
+    if site.target.batch_invariant {
         return None;
     }
     let (pairs, sum) = down_pairs(site, op)?;

@@ -14,6 +14,7 @@ use crate::kernels::{
     Projection, Projections, ProjectionsShape, SEGMENTS, Up, gemm_mma, linear, linear_batch, rms_norm,
 };
 use crate::launch::{Access, Launch};
+use crate::ops::attention;
 use crate::params::LinearStreamParams;
 use crate::site::{DirectOperand, F32, LoadedPlan, ROW_ALIGN, Site, index, num_rows};
 use crate::target::{Matrix, Target};
@@ -227,7 +228,7 @@ pub(crate) fn direct_operand_bytes(loaded: &LoadedPlan<'_>, pair: &[Op], shape: 
     let value = loaded.plan.value(out);
     let rows = num_rows(value.rows, shape);
     let target = loaded.target.of(next);
-    let may_be = gemm::may_be(&target, rows) && !target.batch_invariant && gemm::is_narrow(rows);
+    let may_be = gemm::may_be(&target, rows) && !target.batch_invariant;
     if may_be { GemmOperand::row_bytes(rows, value.width) } else { 0 }
 }
 
@@ -247,16 +248,15 @@ pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<Dire
     let (rows, k) = (site.num_rows(plan.value(out).rows), plan.value(out).width);
     let format = site.loaded.weights.get(linear.weight).format;
     // Zeros would be wanted behind other rows.
-    if next.target.batch_invariant || k != GemmOperand::stride(k) || !is_gemm_narrow(&next, rows, k, (linear, None)) {
+    if next.target.batch_invariant || k != GemmOperand::stride(k) || !is_gemm(&next, rows, k, (linear, None)) {
         return None;
     }
     let factor = match *op {
         // Means of values of the cache, which are f16.
         Op::Attention { ref attention, .. } => {
             let cache = site.loaded.cache;
-            let in_fours = cache.layers[attention.layer].layer.head_dim.is_multiple_of(4);
             let fits = cache.layout.format == KvFormat::F16 || format == DeviceFormat::BF16;
-            (site.layout.step.attention.tiles == 0 && in_fours && fits).then_some(1.0)
+            (fits && attention::leaves_operands(site, attention)).then_some(1.0)
         }
         // What its gate is multiplied by is not bounded by its weights alone.
         Op::NormGlu { activation: Activation::ClampedSwiglu, .. } => None,
@@ -264,7 +264,7 @@ pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<Dire
             let k = plan.value(x).width;
             let bounded = || site.loaded.glu_bounds.f16_factor(gate.weight);
             let factor = || if format == DeviceFormat::BF16 { Some(1.0) } else { bounded() };
-            is_gemm_narrow(site, rows, k, (gate, Some((up, activation)))).then(factor).flatten()
+            is_gemm(site, rows, k, (gate, Some((up, activation)))).then(factor).flatten()
         }
         _ => None,
     };
@@ -273,8 +273,8 @@ pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<Dire
     factor.map(|factor| DirectOperand { rows, format, factor })
 }
 
-/// Whether a projection is a `gemm_narrow`.
-fn is_gemm_narrow(site: &Site<'_>, num_rows: usize, k: usize, projection: (Linear, Option<Up>)) -> bool {
+/// Whether a projection is a gemm of `kernels/sm90`.
+fn is_gemm(site: &Site<'_>, num_rows: usize, k: usize, projection: (Linear, Option<Up>)) -> bool {
     let (linear, up) = projection;
     let weight = site.loaded.weights.get(linear.weight);
     let features = &[weight.rows];
@@ -284,7 +284,6 @@ fn is_gemm_narrow(site: &Site<'_>, num_rows: usize, k: usize, projection: (Linea
     let stream = || linear_stream::variant(&site.target, None, kind, up.is_some(), shape);
     streams_two(&site.target, shape, stream).is_none()
         && on_matrices(&tuned_for(&site.target, shape)).first() == Some(&Kernel::Gemm)
-        && gemm::is_narrow(num_rows)
         && gemm::variants(site, num_rows, k, &[projection]).is_some()
 }
 

@@ -4,7 +4,7 @@ use std::mem::offset_of;
 
 use plan::Linear;
 
-use crate::formats::{row_bytes, scales_of_256};
+use crate::formats::{DeviceFormat, row_bytes, scales_of_256};
 use crate::kernels::experts::ExpertSum;
 use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::activations;
@@ -23,7 +23,7 @@ pub(crate) struct GemmVariant {
     /// The kernel that makes the operand of rows, and the one that normalises them before.
     pub(crate) activations: [&'static str; 2],
     pub(crate) activation_threads: u32,
-    /// Rows of a tile.
+    /// Rows of a tile, at most.
     pub(crate) rows: usize,
     /// Groups of a cluster.
     pub(crate) cluster: usize,
@@ -46,6 +46,46 @@ pub(crate) const K_MAX: usize = 32_768;
 
 /// Numbers of k in a stage, output features and rows of one copy.
 pub(crate) const TILE: [u32; 3] = [64, 128, 128];
+
+/// Rows of a tile are a multiple of this.
+const ROW_STEP: usize = 32;
+
+/// What the kernel knows of tiles of up to so many rows, and chooses their height by. Times are in that of a row in a stage of the
+/// larger tiles.
+struct Heights {
+    least: usize,
+    most: usize,
+    /// The time of a stage beside that of its rows.
+    stage_cost: usize,
+    /// Rows of a stage that take a unit of time.
+    row_share: usize,
+    /// The time of a stage of 128 rows in tiles of so many.
+    low_stage: usize,
+}
+
+impl Heights {
+    fn new(format: DeviceFormat, most: usize) -> Self {
+        // Codes become operands on the way.
+        let has_codes = format.facts().gemm.is_some_and(|gemm| gemm.element == Element::I8);
+        let (stage_cost, low_stage) = match (has_codes, most) {
+            (false, _) => (190, 254),
+            (true, 256) => (256, 298),
+            (true, _) => (234, 298),
+        };
+        let (least, row_share) = if most == 256 { (160, 1) } else { (ROW_STEP, 2) };
+        Self { least, most, stage_cost, row_share, low_stage }
+    }
+
+    /// The time of all tiles of `rows` rows, with the height that takes the least: a tile ends in the time of `end` stages of
+    /// 128 rows. `tiles` of one height of rows, `at_once` at a time.
+    fn time(&self, rows: usize, [tiles, at_once]: [usize; 2], stages: usize, end: usize) -> usize {
+        let of_height = |height: usize| {
+            let rounds = (tiles * rows.div_ceil(height)).div_ceil(at_once);
+            rounds * (stages * (height / self.row_share + self.stage_cost) + end * self.low_stage)
+        };
+        (self.least..=self.most).step_by(ROW_STEP).map(of_height).min().expect("a height")
+    }
+}
 
 /// Clusters of so many groups that run at once, at one group a multiprocessor. They do not cross certain borders: of
 /// 132 multiprocessors, 39 clusters of three were counted, 30 of four and 15 of eight; devices with others may have
@@ -115,21 +155,21 @@ fn of_tiles(target: &Target, shape: ProjectionsShape<'_>) -> Option<GemmVariant>
         }
     };
     let parts = if target.batch_invariant { gemm_narrow::parts(target, shape) } else { 0 };
-    // In stages of 64 by 128 features by 128 rows. Measured: those of a large tile are a sixth faster; the end of a
-    // tile takes as long as eight, with the sum over a cluster as twenty.
+    // The program is for up to `shape.rows` rows, and for more than half of them. Measured: the end of a tile takes as long as
+    // eight stages, with the sum over a cluster as twenty.
     let cost = |variant: &GemmVariant| {
         let per_rows: usize = shape.features.iter().map(|n| n.div_ceil(variant.features)).sum();
-        let tiles = per_rows * shape.rows.div_ceil(variant.rows);
-        let clusters = clusters_max(target, variant.cluster);
-        let rounds = tiles.div_ceil(clusters.max(1));
+        let clusters = clusters_max(target, variant.cluster).max(1);
         let stages = shape.k.div_ceil(64);
-        match (variant.rows, variant.cluster) {
-            (256, _) => Some(rounds * (2 * stages * 6 / 7 + 8)),
-            (_, 1) => Some(rounds * (stages + 8)),
-            (_, cluster) if cluster > 2 && tiles > clusters && parts == 0 => None,
-            // A cluster shares k in pieces of 256.
-            (_, cluster) => Some(rounds * (stages.div_ceil(4).div_ceil(cluster) * 4 + 20)),
+        let shares_k = variant.rows == 128 && variant.cluster > 1;
+        if shares_k && variant.cluster > 2 && per_rows * shape.rows.div_ceil(128) > clusters && parts == 0 {
+            return None;
         }
+        // A cluster shares k in pieces of 256.
+        let (stages, end) = if shares_k { (stages.div_ceil(4).div_ceil(variant.cluster) * 4, 20) } else { (stages, 8) };
+        let heights = Heights::new(shape.format, variant.rows);
+        let time = |eighths: usize| heights.time((shape.rows * eighths).div_ceil(8), [per_rows, clusters], stages, end);
+        Some((5..=8).map(time).sum::<usize>())
     };
     let small = [1, 2, 3, 4, 8].map(|cluster| variant(128, cluster));
     let variants: Vec<_> = match parts {
@@ -341,8 +381,12 @@ fn launch(site: &Site<'_>, operand: &GemmOperand, variant: &GemmVariant, project
     }
     let rows = variant.rows.min(TILE[2] as usize);
     maps.push(operand.tiles(offset_of!(GemmParams, x), element, rows));
-    let tiles = params.tiles as usize * operand.num_rows.div_ceil(variant.rows);
-    let clusters = tiles.min(site.target.multiprocessors / variant.cluster);
+    let row_tiles = operand.num_rows.div_ceil(if variant.narrow.is_some() { variant.rows } else { ROW_STEP });
+    let clusters = match variant.cluster {
+        0..=2 => site.target.multiprocessors / variant.cluster,
+        cluster => (site.target.multiprocessors / cluster).min(clusters_max(&site.target, cluster)),
+    };
+    let clusters = clusters.min(params.tiles as usize * row_tiles);
     let launch = Launch {
         cluster: variant.cluster as u32,
         maps,
@@ -387,6 +431,21 @@ mod tests {
                     assert!(rows <= 64 || found.narrow.is_none());
                 }
             }
+        }
+    }
+
+    /// Of 1,300 rows tiles of 256 are six, of which the last has 20 rows.
+    #[test]
+    fn tiles_have_fewer_rows_where_they_end_sooner() {
+        for format in [DeviceFormat::F16, DeviceFormat::Q4_0] {
+            let [whole, any] = [256, 160].map(|least| Heights { least, ..Heights::new(format, 256) });
+            // The output projection of Llama-3.1-8B: 16 tiles of features, 66 clusters at once.
+            let times = |rows| [&whole, &any].map(|heights| heights.time(rows, [16, 66], 64, 8));
+            let [of_256, of_fewer] = times(1300);
+            assert!(of_fewer * 10 < of_256 * 9 + of_256 / 2, "{format:?}: {of_fewer}, {of_256}");
+            // What fills whole tiles and all rounds stays as it is.
+            let [of_256, of_fewer] = times(1024);
+            assert_eq!(of_fewer, of_256, "{format:?}");
         }
     }
 

@@ -1,5 +1,6 @@
-//! `kernels/sm90/gemm_experts.h`: projections of two rows and more by the experts of each, on matrix instructions. Rows
-//! are put in the order of their experts, and [`gemm`] makes tiles of rows of one expert each.
+//! `kernels/sm90/gemm_experts.h`: projections of two rows and more by the experts of each, on matrix instructions; of one row,
+//! too, where its bits must not depend on others. Rows are put in the order of their experts, and [`gemm`] makes tiles of rows of
+//! one expert each.
 
 use std::mem::offset_of;
 
@@ -36,7 +37,7 @@ pub(crate) fn tile_rows(of: Routed) -> usize {
 
 /// Whether rows of a step may be taken by experts.
 pub(crate) fn may_be(target: &Target, rows: usize) -> bool {
-    target.kernel.is_none() && !target.batch_invariant && gemm::may_be(target, rows)
+    target.kernel.is_none() && gemm::may_be(target, rows)
 }
 
 /// Whether there are kernels for a stack, behind whose matrices those of `up` follow at one distance.
@@ -246,6 +247,6 @@ mod tests {
         let of = |rows| Routed { rows, slots: 8, experts: 128 };
         assert_eq!([2, 64, 65, 256, 257, 640, 641].map(|rows| tile_rows(of(rows))), [16, 16, 32, 32, 64, 64, 128]);
         assert!(may_be(&H200, 2) && !may_be(&H200, 1));
-        assert!(!may_be(&Target { batch_invariant: true, ..H200 }, 64));
+        assert!(may_be(&Target { batch_invariant: true, ..H200 }, 1));
     }
 }
