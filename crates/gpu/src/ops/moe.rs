@@ -58,8 +58,6 @@ pub(crate) fn row_groups_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShap
 /// Kernels that take rows in the order of their experts.
 #[derive(Clone, Copy, Debug)]
 enum ByExperts {
-    /// Not in their order: each row of two has slots of its own.
-    Alone,
     Stream(RowsVariant),
     Slabs(SlabVariant),
     Gemm,
@@ -67,7 +65,8 @@ enum ByExperts {
 
 impl ByExperts {
     /// All that can take these rows, first the one that is fastest on the device where it was measured; the gemm alone where bits
-    /// must not depend on how many rows there are. `alone`: the rows need not be in the order of experts.
+    /// must not depend on how many rows there are. `None` is none of them, where rows need not be in the order of experts: `alone`,
+    /// each row of two has slots of its own.
     fn ways(
         site: &Site<'_>,
         ids: Value,
@@ -75,11 +74,11 @@ impl ByExperts {
         stack: &DeviceExperts,
         up: Option<&DeviceExperts>,
         alone: bool,
-    ) -> Vec<Self> {
+    ) -> Vec<Option<Self>> {
         let (target, format) = (&site.target, stack.first.format);
         let has_gemm = gemm_experts::can_be(target, of.rows, stack, up);
         if target.batch_invariant {
-            return has_gemm.then_some(Self::Gemm).into_iter().collect();
+            return has_gemm.then_some(Some(Self::Gemm)).into_iter().collect();
         }
         let stream = experts_rows::variant(target, of, stack, up)
             // The router has made groups, or there is a kernel that does.
@@ -98,16 +97,16 @@ impl ByExperts {
         let [low, high] = slabs;
         let mut ways = [stream, low, high, gemm];
         ways[..=best].rotate_right(1);
-        alone.then_some(Self::Alone).into_iter().chain(ways.into_iter().flatten()).collect()
+        alone.then_some(None).into_iter().chain(ways.into_iter().flatten().map(Some)).collect()
     }
 
-    /// What a table of choices calls it.
-    fn label(&self) -> String {
-        match self {
-            Self::Alone => "alone".to_owned(),
-            Self::Stream(_) => "stream".to_owned(),
-            Self::Slabs(variant) => format!("mma rows={}", variant.rows),
-            Self::Gemm => "gemm".to_owned(),
+    /// What a table of choices calls one of these ways.
+    fn label(way: &Option<Self>) -> String {
+        match way {
+            None => "alone".to_owned(),
+            Some(Self::Stream(_)) => "stream".to_owned(),
+            Some(Self::Slabs(variant)) => format!("mma rows={}", variant.rows),
+            Some(Self::Gemm) => "gemm".to_owned(),
         }
     }
 }
@@ -149,14 +148,14 @@ impl InOrder {
                 _ => experts_stream::down_variant(&site.target, shape).is_some(),
             };
         let ways = ByExperts::ways(site, ids, of, &stack, up.as_ref(), alone);
-        let by = site.target.tuned.pick(key, ways, ByExperts::label, 0)?;
-        (rows_follow && !matches!(by, ByExperts::Alone)).then_some(Self { ids, of, by })
+        let by = site.target.tuned.pick(key, ways, ByExperts::label, 0)??;
+        rows_follow.then_some(Self { ids, of, by })
     }
 
     /// Where rows are put in the order of their experts.
     fn groups(&self, site: &Site<'_>) -> RowGroups {
         let tile_rows = match self.by {
-            ByExperts::Stream(_) | ByExperts::Alone => experts_rows::TILE_ROWS,
+            ByExperts::Stream(_) => experts_rows::TILE_ROWS,
             ByExperts::Slabs(variant) => variant.rows,
             ByExperts::Gemm => gemm_experts::tile_rows(self.of),
         };
@@ -182,7 +181,6 @@ impl InOrder {
         y: (Region, usize),
     ) -> Vec<Launch> {
         match &self.by {
-            ByExperts::Alone => unreachable!("these rows are in no order"),
             ByExperts::Stream(variant) => vec![experts_rows::launch(site, variant, inputs, stack, up, groups, y)],
             ByExperts::Slabs(variant) => experts_mma::launches(site, *variant, inputs, stack, up, groups, y, None),
             ByExperts::Gemm => gemm_experts::launches(site, inputs, stack, up, groups, y),
@@ -211,7 +209,7 @@ fn grouped_behind(site: &Site<'_>, chosen: Value) -> Option<InOrder> {
     let target = site.loaded.target.of(glu.name());
     let in_order = InOrder::new(&Site { target, grouped: Some((chosen, experts_rows::TILE_ROWS)), ..*site }, glu);
     in_order.filter(|in_order| match in_order.by {
-        ByExperts::Stream(_) | ByExperts::Alone => true,
+        ByExperts::Stream(_) => true,
         ByExperts::Slabs(_) => experts_rows::can_route(in_order.of),
         ByExperts::Gemm => false,
     })

@@ -76,8 +76,8 @@ impl Heights {
         Self { least, most, stage_cost, row_share, low_stage }
     }
 
-    /// The time of all tiles of `rows` rows, with the height that takes the least: a tile ends in the time of `end` stages of
-    /// 128 rows. `tiles` of one height of rows, `at_once` at a time.
+    /// The time of `rows` rows, with the height that takes the least: each height of rows has so many `tiles`, of which so many are
+    /// made `at_once`, and a tile ends in the time of `end` stages of 128 rows.
     fn time(&self, rows: usize, [tiles, at_once]: [usize; 2], stages: usize, end: usize) -> usize {
         let of_height = |height: usize| {
             let rounds = (tiles * rows.div_ceil(height)).div_ceil(at_once);
@@ -442,7 +442,7 @@ mod tests {
             // The output projection of Llama-3.1-8B: 16 tiles of features, 66 clusters at once.
             let times = |rows| [&whole, &any].map(|heights| heights.time(rows, [16, 66], 64, 8));
             let [of_256, of_fewer] = times(1300);
-            assert!(of_fewer * 10 < of_256 * 9 + of_256 / 2, "{format:?}: {of_fewer}, {of_256}");
+            assert!(of_fewer * 20 < of_256 * 19, "{format:?}: {of_fewer}, {of_256}");
             // What fills whole tiles and all rounds stays as it is.
             let [of_256, of_fewer] = times(1024);
             assert_eq!(of_fewer, of_256, "{format:?}");
