@@ -51,8 +51,8 @@ impl DeviceArgs {
 /// Flags of GPUs.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct GpuArgs {
-    /// GPU: a text does not depend on those computed beside it, bit for bit, as on the CPU; steps take longer, those of
-    /// mixtures of experts several times as long
+    /// GPU: a text does not depend on those computed beside it, bit for bit, as on the CPU; steps take longer, on Hopper
+    /// GPUs up to twice as long, with latent attention and on other GPUs several times as long
     #[arg(long)]
     pub(crate) batch_invariant: bool,
 
