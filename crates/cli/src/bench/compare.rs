@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::Profiles;
 use super::args::CompareArgs;
 use super::report::{Device, Facts, Report, Row};
-use super::statistics::Summary;
 use crate::files;
 use crate::output::{note, stdout};
+use lab::statistics::Summary;
 
 /// A memory that has become so much faster or slower is said: on virtual machines it does so by itself.
 const SAME_MEMORY: f64 = 0.05;

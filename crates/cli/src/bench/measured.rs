@@ -7,10 +7,10 @@ use super::args::Test;
 use super::clock::{self, Clock};
 use super::report::{Row, Variants};
 use super::run::{Loaded, StepKernels, Times, milliseconds};
-use super::statistics::{Percentiles, Summary, median, twentieths};
 use super::work::Work;
 use crate::ceiling::{Meter, Peak};
 use crate::load::device::DeviceSettings;
+use lab::statistics::{Percentiles, Summary, median, twentieths};
 
 /// What the device that is measured reads and computes at most, taken before and after each test: on virtual machines
 /// it changes within minutes, so a test is judged by the better of its two neighbours.

@@ -17,7 +17,6 @@ mod run;
 mod serve;
 mod shapes;
 mod startup;
-mod statistics;
 mod table;
 mod tune;
 mod work;
@@ -25,6 +24,8 @@ mod workload;
 
 use anyhow::Result;
 use indicatif::ProgressBar;
+use lab::patterns::SEED;
+use lab::statistics::median;
 use serde_json::{Value, json};
 
 pub(crate) use args::{BenchArgs, TargetArgs, with_long_pg};
@@ -32,8 +33,6 @@ pub(crate) use compare::warn_of_difference;
 pub(crate) use record::{RecordArgs, read_all as read_records};
 pub(crate) use report::{Device, Facts, SCHEMA};
 pub(crate) use run::{Parts, Source};
-pub(crate) use shapes::SEED;
-pub(crate) use statistics::{Percentiles, median};
 pub(crate) use tune::{TuneArgs, tune};
 
 use crate::explain;
@@ -91,7 +90,7 @@ fn measure(args: &MeasureArgs) -> Result<()> {
     // Of the number of threads, where there is one: a table of tuned choices is of that.
     let threads = if let [threads] = thread_counts[..] { threads } else { None };
     let device = device::backend(&args.target.device_settings(threads))?.device().clone();
-    let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
+    let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| SEED));
     let mut report = Report::new(&device, facts);
     // What batch invariance costs is measured beside it; the CPU has it for nothing. So is what a fusion or a recording
     // gives.

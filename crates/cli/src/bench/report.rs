@@ -6,8 +6,8 @@ use serde_json::json;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::statistics::{Percentiles, Summary};
 use crate::units;
+use lab::statistics::{Percentiles, Summary};
 
 /// The form of results, which grows when a field changes its meaning. Fields that are added do not change it.
 pub(crate) const SCHEMA: u32 = 1;

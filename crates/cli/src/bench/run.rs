@@ -12,7 +12,7 @@ use tensor::{Tensor, WeightFormat};
 use super::args::{TargetArgs, Test};
 use super::clock::Clock;
 use super::report::HostWork;
-use super::shapes::{self, MatrixFormats, Random};
+use super::shapes::{self, MatrixFormats};
 use crate::builtin;
 use crate::load::facts::{KV_BLOCK_LEN, kv_format_of, main_format};
 use crate::load::fits::check_fits;
@@ -21,6 +21,7 @@ use crate::load::tuned::TunedFrom;
 use crate::load::{device, find};
 use crate::model::load_weights;
 use crate::model::settings::ModelSettings;
+use lab::patterns::Random;
 
 /// Decode steps of a warm-up; with them, everything has been compiled, mapped and touched.
 const WARM_UP_STEPS: usize = 2;

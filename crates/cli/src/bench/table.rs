@@ -17,10 +17,10 @@ use super::progress::progress;
 use super::record;
 use super::report::{Device, Facts, Row, SCHEMA};
 use super::run::Source;
-use super::shapes;
-use super::statistics::Summary;
 use crate::load::device;
 use crate::output::stdout;
+use lab::patterns::SEED;
+use lab::statistics::Summary;
 
 /// What a figure of the table counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -332,7 +332,7 @@ pub(super) fn table(args: &TableArgs) -> Result<()> {
     };
     // Asks for the device before anything large is made.
     let device: Device = device::backend(&target(cases[0]).device_settings(None))?.device().into();
-    let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
+    let facts = Facts::collect(args.repetitions, Some(SEED));
     let progress = progress(cases.len() * args.repetitions, "making weights");
     let mut measured = Vec::with_capacity(cases.len());
     let mut ceilings = vec![];
@@ -456,8 +456,8 @@ mod tests {
         let distinct: std::collections::BTreeSet<_> = models.iter().map(|case| (case.shape, case.format)).collect();
         assert_eq!(distinct.len(), models.len(), "weights are made once");
         for case in &CASES {
-            shapes::plan_of(case.shape).unwrap();
-            shapes::MatrixFormats::named(case.format).unwrap();
+            super::super::shapes::plan_of(case.shape).unwrap();
+            super::super::shapes::MatrixFormats::named(case.format).unwrap();
             // A goal is harder to reach than what must be.
             let is_harder = |[must, goal]: [f64; 2]| if case.batch > 1 { goal < must } else { goal > must };
             assert!(case.marks.is_none_or(is_harder), "{}", case.name());

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::shapes::Random;
 use crate::files;
+use lab::patterns::Random;
 
 /// How long prompts or answers are.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,20 +68,27 @@ impl std::fmt::Display for Lengths {
     }
 }
 
-/// What is drawn: the same seed sends the same requests.
-impl Random {
-    /// From 0 to below 1.
-    pub(super) fn share(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// From 0 to below `count`.
-    pub(super) fn below(&mut self, count: usize) -> usize {
-        ((self.share() * count as f64) as usize).min(count.saturating_sub(1))
-    }
-
+/// What requests are drawn by: the same seed sends the same requests.
+pub(super) trait Draw {
     /// A length, at least 1; where it is about one, within `ratio` of that.
-    pub(super) fn length(&mut self, lengths: Lengths, ratio: f64) -> usize {
+    fn length(&mut self, lengths: Lengths, ratio: f64) -> usize;
+
+    /// Seconds to the next arrival at `rate` a second: a gamma distribution of the shape `burstiness`, which 1 makes a Poisson
+    /// process, less brings bursts, and more evens out.
+    fn pause(&mut self, rate: f64, burstiness: f64) -> f64;
+
+    /// Of the standard normal distribution (Box and Muller).
+    fn normal(&mut self) -> f64;
+
+    /// Of the gamma distribution of this shape and the scale 1 (Marsaglia and Tsang, 2000).
+    fn gamma(&mut self, shape: f64) -> f64;
+
+    /// So many words, with spaces between them.
+    fn words(&mut self, count: usize) -> String;
+}
+
+impl Draw for Random {
+    fn length(&mut self, lengths: Lengths, ratio: f64) -> usize {
         match lengths {
             Lengths::About(len) => {
                 let spread = (2.0 * self.share() - 1.0) * ratio;
@@ -95,22 +102,18 @@ impl Random {
         }
     }
 
-    /// Seconds to the next arrival at `rate` a second: a gamma distribution of the shape `burstiness`, which 1 makes a Poisson
-    /// process, less brings bursts, and more evens out.
-    pub(super) fn pause(&mut self, rate: f64, burstiness: f64) -> f64 {
+    fn pause(&mut self, rate: f64, burstiness: f64) -> f64 {
         if burstiness == 1.0 {
             return -(1.0 - self.share()).ln() / rate;
         }
         self.gamma(burstiness) / (rate * burstiness)
     }
 
-    /// Of the standard normal distribution (Box and Muller).
     fn normal(&mut self) -> f64 {
         let (radius, angle) = ((-2.0 * (1.0 - self.share()).ln()).sqrt(), std::f64::consts::TAU * self.share());
         radius * angle.cos()
     }
 
-    /// Of the gamma distribution of this shape and the scale 1 (Marsaglia and Tsang, 2000).
     fn gamma(&mut self, shape: f64) -> f64 {
         if shape < 1.0 {
             // A share's root makes the lower shape out of the next.
@@ -127,7 +130,7 @@ impl Random {
         }
     }
 
-    pub(super) fn words(&mut self, count: usize) -> String {
+    fn words(&mut self, count: usize) -> String {
         const WORDS: [&str; 16] = [
             "the", "moon", "was", "out", "and", "a", "small", "fox", "sat", "by", "old", "tree", "to", "hear", "its",
             "song",

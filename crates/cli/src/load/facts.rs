@@ -7,6 +7,8 @@ use tokenizer::{ParseSpecial, Tokenizer};
 
 /// Tokens in a block of the KV cache.
 pub(crate) const KV_BLOCK_LEN: usize = 32;
+// What is measured has the layout of what runs.
+const _: () = assert!(KV_BLOCK_LEN == lab::KV_BLOCK_LEN);
 /// Tokens in a window of text that a model predicts, where no flag says how many.
 pub(crate) const WINDOW: usize = 512;
 

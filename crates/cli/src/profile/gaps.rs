@@ -7,7 +7,7 @@
 use backend::profile::{Event, Part, StepRecord};
 use serde::{Deserialize, Serialize};
 
-use crate::bench::Percentiles;
+use lab::statistics::Percentiles;
 
 /// A stretch of a step in which no lane works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,12 +18,13 @@ use tensor::{Tensor, WeightFormat};
 pub(crate) use args::ProfileArgs;
 pub(crate) use stored::STORED;
 
-use crate::bench::{Device, Facts, Parts, SEED, Source, TargetArgs};
+use crate::bench::{Device, Facts, Parts, Source, TargetArgs};
 use crate::ceiling;
 use crate::load::device;
 use crate::load::facts::{KV_BLOCK_LEN, kv_format_of, main_format};
 use crate::output::{note, stdout};
 use args::OutputFormat;
+use lab::patterns::SEED;
 use report::{ProgramRow, Report, VariantsReport};
 use run::{Phase, Session};
 use summary::{Ceiling, Peak, summarize};

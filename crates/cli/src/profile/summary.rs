@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gaps::{GapRow, gaps};
 use super::run::{Measured, Trial};
-use crate::bench::{Percentiles, median};
+use lab::statistics::{Percentiles, median};
 
 /// What the machine gives, measured before and after the phase: on virtual machines it changes within minutes.
 #[derive(Clone, Debug, Deserialize, Serialize)]

@@ -17,12 +17,12 @@ use super::args::{TargetArgs, Test};
 use super::progress::progress;
 use super::report::{Device, Facts, SCHEMA};
 use super::run::Source;
-use super::shapes;
-use super::statistics::Summary;
 use crate::load::args::GpuArgs;
 use crate::load::device;
 use crate::load::sizes;
 use crate::output::stdout;
+use lab::patterns::SEED;
+use lab::statistics::Summary;
 
 /// A claim, and the factor that was measured.
 #[derive(Serialize)]
@@ -75,7 +75,7 @@ pub(super) fn impact(args: &ImpactArgs) -> Result<()> {
     let of_device = device::DeviceSettings { threads: args.threads, ..device::DeviceSettings::on(name) };
     // Asks for the device before anything large is made.
     let device: Device = device::backend(&of_device)?.device().into();
-    let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
+    let facts = Facts::collect(args.repetitions, Some(SEED));
     let here = Here {
         device: name,
         threads: args.threads,

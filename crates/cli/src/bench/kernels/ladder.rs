@@ -10,13 +10,13 @@ use plan::KvFormat;
 use tensor::{Tensor, WeightFormat};
 
 use super::super::args::KernelsArgs;
-use super::super::shapes::{Pattern, Random, SEED};
-use super::super::statistics::Summary;
-use super::cases::{Case, Projection};
 use super::device::{Ceiling, GEMV, KernelDevice};
-use super::measure::{Subject, Timer};
 use super::report::KernelRow;
 use crate::load::device::{CPU, cpu_backend};
+use lab::cases::{Case, Projection};
+use lab::measure::{Subject, Timer};
+use lab::patterns::{Pattern, Random, SEED};
+use lab::statistics::Summary;
 
 /// The name of the last rung: the backend's own kernel.
 const SHIPPED: &str = "shipped";

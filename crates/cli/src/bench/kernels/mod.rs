@@ -1,10 +1,10 @@
 //! `hotmetal bench kernels`: each op of a model by itself, in every weight format and at every instruction set, through the
 //! same trait as whole models, and the steps from a textbook loop to the shipped kernel.
 
-pub(super) mod cases;
+#[cfg(test)]
+mod case_tests;
 mod device;
 mod ladder;
-pub(super) mod measure;
 pub(super) mod report;
 
 use anyhow::{Context, Result, bail};
@@ -16,16 +16,16 @@ use tensor::WeightFormat;
 use super::args::{KernelsArgs, OutputFormat};
 use super::progress::progress;
 use super::report::Facts;
-use super::shapes::{Random, SEED};
-use super::statistics::Summary;
 use super::{html, shapes};
 use crate::load::device::{CPU, cpu_backend, gpu_backend};
 use crate::load::find;
 use crate::load::plan::plan_of;
 use crate::output::{note, stdout};
-use cases::Case;
 use device::{Ceiling, GEMV, KernelDevice, kernel_devices};
-use measure::{Measured, Subject, Timer};
+use lab::cases::{Case, Projection, cases_of};
+use lab::measure::{Measured, Subject, Timer};
+use lab::patterns::{Random, SEED};
+use lab::statistics::Summary;
 use report::{KernelReport, KernelRow, Rotation};
 
 /// Sizes among which the rotation is chosen, in MiB.
@@ -44,7 +44,7 @@ pub(super) fn kernels(args: &KernelsArgs) -> Result<()> {
     let mut vendor = if args.vendor { Some(vendor(args)?) } else { None };
     let formats = formats(args)?;
     let rotation = rotation(args)?;
-    let facts = Facts::collect(args.repetitions, Some(shapes::SEED));
+    let facts = Facts::collect(args.repetitions, Some(SEED));
     let mut report = KernelReport::new(first.backend.device(), facts, model, rotation);
     let kv_format = args.kv_type.map_or(KvFormat::F16, Into::into);
 
@@ -227,7 +227,7 @@ fn cases(args: &KernelsArgs) -> Result<(String, Vec<Case>)> {
         }
     };
     let fused = plan::fuse(textbook.clone());
-    let all = cases::cases_of(&[&fused, &textbook]);
+    let all = cases_of(&[&fused, &textbook]);
     let known: Vec<_> = all.iter().map(Case::op).chain([GEMV]).collect();
     if let Some(unknown) = args.op.iter().find(|op| !known.contains(&op.as_str())) {
         let mut names = known;
@@ -240,7 +240,7 @@ fn cases(args: &KernelsArgs) -> Result<(String, Vec<Case>)> {
     let wanted = |case: &Case| args.wants(case.op()) || (ladder_only && matches!(case, Case::Linear(_)));
     let mut cases: Vec<Case> = all.into_iter().filter(|case| wanted(case)).collect();
     if args.op.is_empty() && !args.all {
-        let as_they_run = cases::cases_of(&[&fused]);
+        let as_they_run = cases_of(&[&fused]);
         cases.retain(|case| as_they_run.contains(case));
     }
     Ok((model, cases))
@@ -308,7 +308,7 @@ fn row(
 }
 
 /// The projection that the ladder climbs: the largest of a layer, with its number of weights.
-fn ladder_shape(cases: &[Case]) -> Option<(cases::Projection, usize)> {
+fn ladder_shape(cases: &[Case]) -> Option<(Projection, usize)> {
     let projections = cases.iter().flat_map(Case::projections);
     projections.map(|p| (p, p.in_features * p.out_features)).max_by_key(|&(_, weights)| weights)
 }

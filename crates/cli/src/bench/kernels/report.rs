@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::super::report::{Device, Facts, quoted};
-use super::super::statistics::Summary;
 use crate::ceiling::Peak;
 use crate::units;
+use lab::statistics::Summary;
 
 /// The rows with what they are worth nothing without.
 #[derive(Clone, Debug, Deserialize, Serialize)]

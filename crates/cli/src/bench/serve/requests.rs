@@ -5,8 +5,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::args::{Endpoint, Load, ServeArgs};
-use crate::bench::shapes::Random;
+use crate::bench::workload::Draw;
 use crate::bench::workload::Sample;
+use lab::patterns::Random;
 
 /// A request that will be sent.
 #[derive(Clone, Debug, PartialEq)]

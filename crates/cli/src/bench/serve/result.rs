@@ -8,8 +8,8 @@ use super::args::{Endpoint, Load, ServeArgs};
 use super::steady::SteadyPart;
 use super::timings::{Metric, RequestTimings, samples};
 use crate::bench::report::Facts;
-use crate::bench::statistics::{Percentiles, Summary, twentieths};
 use crate::bench::workload::Lengths;
+use lab::statistics::{Percentiles, Summary, twentieths};
 
 /// The quantiles of each metric, with its title.
 pub(super) fn quantiles(seen: &[RequestTimings]) -> Vec<(&'static str, Vec<f64>)> {

@@ -16,11 +16,12 @@ use serde_json::{Value, json};
 use super::args::{MeasureArgs, OutputFormat};
 use super::progress::progress;
 use super::report::{Device, Facts, SCHEMA, quoted};
-use super::shapes::{self, MatrixFormats};
-use super::statistics::Summary;
+use super::shapes::MatrixFormats;
 use crate::load::device::{self, CPU};
 use crate::output::{note, stdout};
 pub(super) use file::ModelFile;
+use lab::patterns::SEED;
+use lab::statistics::Summary;
 use page_cache::Dropped;
 
 /// What the model is asked to continue; short, so that the start is what is measured.
@@ -49,7 +50,7 @@ pub(super) fn startup(args: &MeasureArgs) -> Result<()> {
     }
     let backend = device::backend(&args.target.device_settings(None))?;
     let device: Device = backend.device().into();
-    let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| shapes::SEED));
+    let facts = Facts::collect(args.repetitions, args.target.shape.as_ref().map(|_| SEED));
     let counts = args.thread_counts();
     let progress = progress(2 * counts.len() * args.repetitions, "writing the model");
     let made = match &args.target.shape {

@@ -1,7 +1,6 @@
 //! `hotmetal tune`: finds how each kernel is launched best on this device, proves it right, and keeps it.
 
 mod args;
-mod check;
 mod search;
 
 use std::time::{Duration, Instant};
@@ -13,14 +12,14 @@ pub(crate) use args::TuneArgs;
 
 use super::progress::progress;
 use super::run::{Loaded, Source};
-use super::shapes::Random;
 use crate::ceiling::Meter;
 use crate::load::device;
 use crate::load::facts::kv_format_of;
 use crate::load::tuned::{Row, Table, TunedFrom};
 use crate::model::settings::ModelSettings;
 use crate::output::{note, stdout};
-use check::Checks;
+use lab::check::Checks;
+use lab::patterns::Random;
 use search::{Choice, Found, Search, TunedSteps};
 
 /// The most rows of a step: beyond that a prompt is cut.

@@ -11,9 +11,9 @@ use backend::{Tunable, Tuning};
 
 use super::super::args::Test;
 use super::super::run::Driver;
-use super::super::shapes::Random;
-use super::super::statistics::median;
-use super::check::{Checks, Verdict};
+use lab::check::{Checks, Verdict};
+use lab::patterns::Random;
+use lab::statistics::median;
 
 /// Decode steps of a sample.
 const STEPS: usize = 24;

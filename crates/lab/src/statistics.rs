@@ -4,26 +4,35 @@ use serde::{Deserialize, Serialize};
 
 /// Of tokens per second, over the repetitions.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(super) struct Summary {
-    pub(super) median: f64,
-    pub(super) mean: f64,
-    pub(super) min: f64,
-    pub(super) max: f64,
+pub struct Summary {
+    /// The middle one, or between the two in the middle.
+    pub median: f64,
+    /// Their sum by their number.
+    pub mean: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
     /// Of the sample (n - 1); 0 for a single repetition.
-    pub(super) stdev: f64,
+    pub stdev: f64,
 }
 
 /// Of milliseconds, over all steps of all repetitions.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub(crate) struct Percentiles {
-    pub(crate) p50: f64,
-    pub(crate) p95: f64,
-    pub(crate) p99: f64,
-    pub(super) max: f64,
+pub struct Percentiles {
+    /// Half of the steps take no longer.
+    pub p50: f64,
+    /// 19 of 20 steps take no longer.
+    pub p95: f64,
+    /// 99 of 100 steps take no longer.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
 }
 
 impl Summary {
-    pub(super) fn of(samples: &[f64]) -> Self {
+    /// Of samples in any order; zeros of none.
+    pub fn of(samples: &[f64]) -> Self {
         let sorted = sorted(samples);
         let n = samples.len() as f64;
         let mean = samples.iter().sum::<f64>() / n.max(1.0);
@@ -39,19 +48,21 @@ impl Summary {
 }
 
 impl Percentiles {
-    pub(crate) fn of(samples: &[f64]) -> Self {
+    /// Of samples in any order; zeros of none.
+    pub fn of(samples: &[f64]) -> Self {
         let sorted = sorted(samples);
         let [p50, p95, p99, max] = [0.5, 0.95, 0.99, 1.0].map(|q| quantile(&sorted, q));
         Self { p50, p95, p99, max }
     }
 }
 
-pub(crate) fn median(samples: &[f64]) -> f64 {
+/// The middle of samples in any order; 0 of none.
+pub fn median(samples: &[f64]) -> f64 {
     quantile(&sorted(samples), 0.5)
 }
 
 /// The 0th, 5th, … 100th percentile: how the samples are distributed.
-pub(super) fn twentieths(samples: &[f64]) -> Vec<f64> {
+pub fn twentieths(samples: &[f64]) -> Vec<f64> {
     let sorted = sorted(samples);
     (0..=20).map(|n| quantile(&sorted, f64::from(n) / 20.0)).collect()
 }

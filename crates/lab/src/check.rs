@@ -10,9 +10,9 @@ use plan::error_analysis::{Bounded, ErrorAnalysis};
 use plan::{AnyShape, BuildError, Graph, KvFormat, KvLayout, LatentHeads, Op, Plan, StepInput, WeightId};
 use tensor::Tensor;
 
-use super::super::kernels::cases::{Case, is_of_op};
-use super::super::kernels::measure::Weights;
-use crate::load::facts::KV_BLOCK_LEN;
+use crate::KV_BLOCK_LEN;
+use crate::cases::{Case, is_of_op};
+use crate::measure::Weights;
 
 /// Rows whose results are compared, at most: the first, one in the middle, the last.
 const CHECK_ROWS: usize = 3;
@@ -29,7 +29,7 @@ const SEQUENCES: usize = 128;
 
 /// What a check found of one way to launch a kernel.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub enum Verdict {
     /// All within the bound.
     Right,
     /// This many times as far off as it may be.
@@ -39,7 +39,7 @@ pub(super) enum Verdict {
 }
 
 /// The ops of a model, to compute one by one.
-pub(super) struct Checks {
+pub struct Checks {
     backend: Box<dyn Backend>,
     live: &'static Tuning,
     kv_format: KvFormat,
@@ -72,7 +72,7 @@ struct Loaded {
 
 impl Checks {
     /// Of each op of `plan`, fused, that there is a check for, with weights in the order of the plan.
-    pub(super) fn new(
+    pub fn new(
         backend: Box<dyn Backend>,
         live: &'static Tuning,
         plan: &Plan,
@@ -111,7 +111,7 @@ impl Checks {
 
     /// What each candidate of `tunable` computes in steps of `rows` rows, in their order; `None` where no check launches
     /// it.
-    pub(super) fn prove(&mut self, rows: usize, tunable: &Tunable) -> Result<Option<Vec<Verdict>>> {
+    pub fn prove(&mut self, rows: usize, tunable: &Tunable) -> Result<Option<Vec<Verdict>>> {
         if !self.launched_by.contains_key(&tunable.key) {
             self.look(rows)?;
         }

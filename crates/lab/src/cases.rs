@@ -20,59 +20,88 @@ const CONTEXT_LEN: usize = 1 << 24;
 
 /// An op with its shape; which of a model's layers it is in does not matter.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::bench) enum Case {
+pub enum Case {
     /// The table is as wide as it is long: gathering rows does not depend on how many there are.
     Embed {
+        /// Numbers of a row.
         width: usize,
     },
+    /// RMSNorm of each slice of a row.
     RmsNorm {
+        /// Slices of a row.
         slices: usize,
+        /// Numbers of a slice.
         width: usize,
     },
+    /// A projection alone.
     Linear(Projection),
+    /// Rotation by positions.
     Rope {
+        /// Heads of a row.
         heads: usize,
+        /// How they turn.
         rope: Rope,
     },
     /// With the `kv_write` before it, which plans cannot have alone.
     Attention(Heads),
+    /// The activation of a gate, times what it gates.
     Glu {
+        /// Numbers of a row.
         width: usize,
+        /// That of the gate.
         activation: Activation,
     },
+    /// A sum of two rows.
     Add {
+        /// Numbers of a row.
         width: usize,
     },
+    /// RMSNorm and projections of its result.
     NormLinear {
+        /// Numbers of a row.
         in_features: usize,
+        /// Output features of each, and whether it has a bias.
         projections: Vec<(usize, bool)>,
     },
+    /// RMSNorm and a gated unit.
     NormGlu {
+        /// The gate; up is as large.
         gate: Projection,
+        /// Whether up has a bias.
         up_bias: bool,
+        /// That of the gate.
         activation: Activation,
     },
+    /// A projection and what it is added to.
     LinearResidual(Projection),
     /// With the attention to a single position that its query needs a reader for.
     RopeKvWrite {
+        /// Those of queries, keys and values.
         heads: Heads,
+        /// How they turn.
         rope: Rope,
+        /// Whether queries are normalised first.
         q_norm: bool,
+        /// Whether keys are.
         k_norm: bool,
     },
+    /// The norm and the projection at the end of a model.
     Logits(Projection),
 }
 
 /// The shape of a projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::bench) struct Projection {
-    pub(in crate::bench) in_features: usize,
-    pub(in crate::bench) out_features: usize,
-    pub(in crate::bench) bias: bool,
+pub struct Projection {
+    /// Numbers of a row that it reads.
+    pub in_features: usize,
+    /// Numbers of a row that it makes.
+    pub out_features: usize,
+    /// Whether a bias is added.
+    pub bias: bool,
 }
 
 /// Every op of `plans` in each of its shapes once, in order. Selections of rows are left out: they are the glue.
-pub(in crate::bench) fn cases_of(plans: &[&Plan]) -> Vec<Case> {
+pub fn cases_of(plans: &[&Plan]) -> Vec<Case> {
     let mut cases = Vec::new();
     for plan in plans {
         for case in plan.ops.iter().filter_map(|op| Case::of(plan, op)) {
@@ -85,7 +114,8 @@ pub(in crate::bench) fn cases_of(plans: &[&Plan]) -> Vec<Case> {
 }
 
 impl Case {
-    pub(in crate::bench) fn of(plan: &Plan, op: &Op) -> Option<Self> {
+    /// That of an op of `plan`; `None` for those that are the glue of measured plans, and for ops that are not measured alone.
+    pub fn of(plan: &Plan, op: &Op) -> Option<Self> {
         let width = |value: Value| plan.value(value).width;
         let projection = |linear: &Linear| {
             let shape = &plan.weight(linear.weight).shape;
@@ -145,7 +175,7 @@ impl Case {
     }
 
     /// The op's name, as plans have it.
-    pub(in crate::bench) fn op(&self) -> &'static str {
+    pub fn op(&self) -> &'static str {
         match self {
             Self::Embed { .. } => "embed",
             Self::RmsNorm { .. } => "rms_norm",
@@ -163,7 +193,7 @@ impl Case {
     }
 
     /// `896 → 4864`, `14 heads of 64, 2 kv`.
-    pub(in crate::bench) fn shape(&self) -> String {
+    pub fn shape(&self) -> String {
         let of_heads = |heads: &Heads| format!("{} heads of {}, {} kv", heads.heads, heads.head_dim, heads.kv_heads);
         match self {
             Self::Embed { width } | Self::Glu { width, .. } | Self::Add { width } => width.to_string(),
@@ -185,7 +215,7 @@ impl Case {
     }
 
     /// Whether it multiplies with matrices, so that the weights' format matters.
-    pub(in crate::bench) fn has_matrices(&self) -> bool {
+    pub fn has_matrices(&self) -> bool {
         match self {
             Self::Embed { .. }
             | Self::Linear(_)
@@ -203,7 +233,7 @@ impl Case {
     }
 
     /// Whether it reads or writes the cache.
-    pub(in crate::bench) fn has_cache(&self) -> bool {
+    pub fn has_cache(&self) -> bool {
         matches!(self, Self::Attention(_) | Self::RopeKvWrite { .. })
     }
 
@@ -213,12 +243,12 @@ impl Case {
     }
 
     /// Whether there is more to read than activations.
-    pub(in crate::bench) fn is_bound_by_memory(&self) -> bool {
+    pub fn is_bound_by_memory(&self) -> bool {
         self.has_matrices() || matches!(self, Self::Attention(_))
     }
 
     /// `cost`, with activations where the op reads nothing else to speak of.
-    pub(in crate::bench) fn counted(&self, cost: Cost, rows: usize) -> Cost {
+    pub fn counted(&self, cost: Cost, rows: usize) -> Cost {
         if self.is_bound_by_memory() {
             return cost;
         }
@@ -228,7 +258,7 @@ impl Case {
     }
 
     /// Its projections, but for the head.
-    pub(in crate::bench) fn projections(&self) -> Vec<Projection> {
+    pub fn projections(&self) -> Vec<Projection> {
         match self {
             Self::Linear(projection) | Self::LinearResidual(projection) => vec![*projection],
             Self::NormGlu { gate, .. } => vec![*gate],
@@ -241,7 +271,7 @@ impl Case {
     }
 
     /// Outputs and inputs of the one product that its projections are, but for the head's: gate and up are as large.
-    pub(in crate::bench) fn product(&self) -> Option<(usize, usize)> {
+    pub fn product(&self) -> Option<(usize, usize)> {
         let projections = self.projections();
         let outputs: usize = projections.iter().map(|projection| projection.out_features).sum();
         let outputs = if matches!(self, Self::NormGlu { .. }) { 2 * outputs } else { outputs };
@@ -249,12 +279,12 @@ impl Case {
     }
 
     /// Whether a plan can have more than one of it.
-    pub(in crate::bench) fn can_be_copied(&self) -> bool {
+    pub fn can_be_copied(&self) -> bool {
         !matches!(self, Self::Logits(_))
     }
 
     /// Whether an op of a plan is what is measured, and not glue.
-    pub(in crate::bench) fn is_measured(&self, plan: &Plan, op: &Op) -> bool {
+    pub fn is_measured(&self, plan: &Plan, op: &Op) -> bool {
         let is_it = op.name() == self.op() || matches!((self, op), (Self::Attention(_), Op::KvWrite { .. }));
         let is_by_token = |value: &Value| plan.value(*value).rows == Rows::Tokens;
         is_it
@@ -264,7 +294,7 @@ impl Case {
 
     /// The plan to take the time of, with `copies` of the op; or as many times its glue, without the op: `None` where the
     /// op is the end of every plan that has it.
-    pub(in crate::bench) fn timed_plan(&self, copies: Range<usize>, with_op: bool) -> Option<Plan> {
+    pub fn timed_plan(&self, copies: Range<usize>, with_op: bool) -> Option<Plan> {
         if let Self::Logits(projection) = self {
             return with_op.then(|| logits_plan(*projection));
         }
@@ -297,7 +327,7 @@ impl Case {
     }
 
     /// The plan to compare with the reference: all results of one copy of the op, whole.
-    pub(in crate::bench) fn checked_plan(&self, copy: usize) -> Plan {
+    pub fn checked_plan(&self, copy: usize) -> Plan {
         if let Self::Logits(projection) = self {
             return logits_plan(*projection);
         }
@@ -370,7 +400,7 @@ impl Case {
     }
 
     /// Writes the op, in the textbook ops that its fused form is made of; `timed` cuts what must come with it short.
-    pub(in crate::bench) fn forward(
+    pub fn forward(
         &self,
         g: &mut Graph,
         w: &Weights<'_>,
@@ -425,14 +455,7 @@ impl Case {
     }
 
     /// The step of `rows` tokens after `depth` others in one sequence, with the results of the rows at `outputs`.
-    pub(in crate::bench) fn step(
-        &self,
-        plan: &Plan,
-        kv: &KvLayout,
-        rows: usize,
-        depth: usize,
-        outputs: &[usize],
-    ) -> StepInput {
+    pub fn step(&self, plan: &Plan, kv: &KvLayout, rows: usize, depth: usize, outputs: &[usize]) -> StepInput {
         let mut input = StepInput::default();
         let tokens: Vec<u32> = (0..rows).map(|row| token_of(row, plan.vocab_size)).collect();
         let blocks: Vec<u32> = (0..(depth + rows).div_ceil(kv.block_len) as u32).collect();
@@ -445,7 +468,7 @@ impl Case {
     }
 
     /// As [`Case::step`], with no more rows than the results at `outputs` depend on: for the reference, which is slow.
-    pub(in crate::bench) fn reference_step(
+    pub fn reference_step(
         &self,
         plan: &Plan,
         kv: &KvLayout,
@@ -525,67 +548,6 @@ impl Glue<'_, '_> {
 }
 
 /// Whether a plan's weight belongs to the op and not to the glue.
-pub(in crate::bench) fn is_of_op(name: &str) -> bool {
+pub fn is_of_op(name: &str) -> bool {
     name.starts_with("copy.")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::shapes;
-    use super::*;
-
-    fn all() -> Vec<Case> {
-        let mut cases = Vec::new();
-        for name in ["qwen2.5-0.5b", "qwen3-0.6b", "llama-3.1-8b"] {
-            let textbook = shapes::plan_of(name).unwrap();
-            let fused = plan::fuse(textbook.clone());
-            cases.extend(cases_of(&[&textbook, &fused]));
-        }
-        cases
-    }
-
-    #[test]
-    fn every_op_of_a_model_is_found_in_each_shape_once() {
-        let textbook = shapes::plan_of("qwen2.5-0.5b").unwrap();
-        let fused = plan::fuse(textbook.clone());
-        let names: Vec<_> = cases_of(&[&fused]).iter().map(|case| format!("{} {}", case.op(), case.shape())).collect();
-        assert_eq!(
-            names,
-            [
-                "embed 896",
-                "norm_linear 896 → 896 + 128 + 128",
-                "rope_kv_write 14 heads of 64, 2 kv",
-                "attention 14 heads of 64, 2 kv",
-                "linear_residual 896 → 896",
-                "norm_glu 896 → 2 × 4864",
-                "linear_residual 4864 → 896",
-                "logits 896 → 151936",
-            ]
-        );
-        let textbook: Vec<_> = cases_of(&[&textbook]).iter().map(Case::op).collect();
-        assert_eq!(textbook.iter().filter(|op| **op == "linear").count(), 5, "q, k and v, o, gate and up, down");
-    }
-
-    #[test]
-    fn plans_have_the_op_as_often_as_asked_and_nothing_else_to_measure() {
-        for case in all() {
-            for copies in [0..1, 2..5] {
-                let copies = if case.can_be_copied() { copies } else { 0..1 };
-                let count = |plan: &Plan| plan.ops.iter().filter(|op| case.is_measured(plan, op)).count();
-                let plan = case.timed_plan(copies.clone(), true).unwrap();
-                plan::verify(&plan).unwrap();
-                let expected = copies.len() * if matches!(case, Case::Attention(_)) { 2 } else { 1 };
-                assert_eq!(count(&plan), expected, "{case:?}:\n{plan}");
-                let of_op = plan.weights.iter().filter(|weight| is_of_op(&weight.name)).count();
-                assert!(of_op.is_multiple_of(copies.len()), "{case:?}:\n{plan}");
-                let Some(glue) = case.timed_plan(copies, false) else { continue };
-                plan::verify(&glue).unwrap();
-                assert_eq!(count(&glue), 0, "{case:?}:\n{glue}");
-                // Nothing but the op is missing.
-                let ops_of_a_copy = (plan.ops.len() - glue.ops.len()) / expected;
-                assert!(ops_of_a_copy <= 2, "{case:?}:\n{plan}\n{glue}");
-            }
-            plan::verify(&case.checked_plan(3)).unwrap();
-        }
-    }
 }

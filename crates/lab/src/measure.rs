@@ -12,10 +12,10 @@ use backend::{Backend, BackendError, Executable};
 use plan::{BlockCopy, KvFormat, KvLayout, Plan, StepInput, WeightInfo};
 use tensor::{Tensor, WeightFormat};
 
-use super::super::shapes::{Pattern, Random, SEED};
-use super::super::statistics::{Summary, median};
-use super::cases::{Case, is_of_op};
-use crate::load::facts::KV_BLOCK_LEN;
+use crate::KV_BLOCK_LEN;
+use crate::cases::{Case, is_of_op};
+use crate::patterns::{Pattern, Random, SEED};
+use crate::statistics::{Summary, median};
 
 /// Copies of an op in one plan: beyond this, planning takes longer than measuring.
 const MAX_COPIES: usize = 512;
@@ -37,7 +37,7 @@ const FILLED_BLOCKS: usize = 4;
 const CHECK_ROWS: usize = 3;
 
 /// One op in one weight format, with its weights and what the reference says.
-pub(super) struct Subject<'a> {
+pub struct Subject<'a> {
     case: &'a Case,
     kv_format: KvFormat,
     /// Tokens in the cache before the step, where the op has one.
@@ -49,21 +49,22 @@ pub(super) struct Subject<'a> {
 }
 
 /// What was measured of one op with some number of rows.
-pub(super) struct Measured {
+pub struct Measured {
     /// Seconds that the op takes once; `None` where its plan takes no longer with it than without.
-    pub(super) seconds: Option<Summary>,
+    pub seconds: Option<Summary>,
     /// Copies of the op that the plan went through in turn.
-    pub(super) copies: usize,
+    pub copies: usize,
     /// Whether caches were emptied before each replay instead.
-    pub(super) evicted: bool,
-    pub(super) cost: Cost,
+    pub evicted: bool,
+    /// What the op reads, writes and computes.
+    pub cost: Cost,
     /// Which kernels the device says it used, each once.
-    pub(super) variants: Vec<String>,
+    pub variants: Vec<String>,
 }
 
 impl<'a> Subject<'a> {
     /// `case` with matrices in `format`, in as many copies as take `rotation_bytes`.
-    pub(super) fn new(
+    pub fn new(
         case: &'a Case,
         format: WeightFormat,
         kv_format: KvFormat,
@@ -101,7 +102,7 @@ impl<'a> Subject<'a> {
 
     /// The largest difference between results of `backend` and of the reference for `rows` rows, by the largest magnitude
     /// of the reference's.
-    pub(super) fn max_error(&mut self, backend: &dyn Backend, rows: usize) -> Result<f64> {
+    pub fn max_error(&mut self, backend: &dyn Backend, rows: usize) -> Result<f64> {
         let plan = Arc::new(self.case.checked_plan(0));
         let weights = self.weights.of(&plan)?;
         let depth = self.depth.min(CHECK_DEPTH);
@@ -139,7 +140,7 @@ impl<'a> Subject<'a> {
 }
 
 /// The programs of one subject on one backend.
-pub(super) struct Timer<'s, 'a> {
+pub struct Timer<'s, 'a> {
     subject: &'s mut Subject<'a>,
     backend: &'s dyn Backend,
     repetitions: usize,
@@ -164,7 +165,9 @@ struct Program {
 }
 
 impl<'s, 'a> Timer<'s, 'a> {
-    pub(super) fn new(
+    /// Of steps of up to `max_rows` rows on `backend`, `repetitions` samples each; where an op has no copies, as many bytes
+    /// are written before each sample as take its weights out of the caches.
+    pub fn new(
         subject: &'s mut Subject<'a>,
         backend: &'s dyn Backend,
         repetitions: usize,
@@ -177,7 +180,7 @@ impl<'s, 'a> Timer<'s, 'a> {
     }
 
     /// The time of the op with `rows` rows.
-    pub(super) fn measure(&mut self, rows: usize) -> Result<Measured> {
+    pub fn measure(&mut self, rows: usize) -> Result<Measured> {
         let all = self.subject.copies;
         if all > 1 && !self.single {
             let (one, _) = self.samples(1, rows, 1)?;
@@ -322,7 +325,7 @@ fn fill(executable: &mut dyn Executable, case: &Case, plan: &Plan, kv: &KvLayout
 }
 
 /// Makes weights on demand, each once: many plans of a subject have them in common.
-pub(in crate::bench) struct Weights {
+pub struct Weights {
     format: WeightFormat,
     pattern: Pattern,
     random: Random,
@@ -331,7 +334,7 @@ pub(in crate::bench) struct Weights {
 
 impl Weights {
     /// With matrices of the op in `format`.
-    pub(in crate::bench) fn new(format: WeightFormat) -> Self {
+    pub fn new(format: WeightFormat) -> Self {
         Self { format, pattern: Pattern::new(format), random: Random(SEED), made: HashMap::new() }
     }
 
@@ -346,7 +349,7 @@ impl Weights {
     }
 
     /// The weight, the same each time.
-    pub(in crate::bench) fn tensor(&mut self, weight: &WeightInfo) -> Result<Tensor> {
+    pub fn tensor(&mut self, weight: &WeightInfo) -> Result<Tensor> {
         let key = (weight.name.clone(), weight.shape.clone());
         if let Some(tensor) = self.made.get(&key) {
             return Ok(tensor.clone());
