@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use lab::statistics::Summary;
 use records::{Change, Spread};
 use serde_json::Value;
 
@@ -12,7 +13,6 @@ use super::args::CompareArgs;
 use super::report::{Device, Facts, Report, Row};
 use crate::files;
 use crate::output::{note, stdout};
-use lab::statistics::Summary;
 
 /// A memory that has become so much faster or slower is said: on virtual machines it does so by itself.
 const SAME_MEMORY: f64 = 0.05;

@@ -1,6 +1,7 @@
 //! One row of a result: a test that was run, beside what the device gave at most in the same minutes.
 
 use anyhow::Result;
+use lab::statistics::{Percentiles, Summary, median, twentieths};
 use tensor::WeightFormat;
 
 use super::args::Test;
@@ -10,7 +11,6 @@ use super::run::{Loaded, StepKernels, Times, milliseconds};
 use super::work::Work;
 use crate::ceiling::{Meter, Peak};
 use crate::load::device::DeviceSettings;
-use lab::statistics::{Percentiles, Summary, median, twentieths};
 
 /// What the device that is measured reads and computes at most, taken before and after each test: on virtual machines
 /// it changes within minutes, so a test is judged by the better of its two neighbours.

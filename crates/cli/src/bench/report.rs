@@ -1,13 +1,13 @@
 //! A result: its rows, the facts that it is worth nothing without, and the ways to print it.
 
 use backend::DeviceInfo;
+use lab::statistics::{Percentiles, Summary};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::units;
-use lab::statistics::{Percentiles, Summary};
 
 /// The form of results, which grows when a field changes its meaning. Fields that are added do not change it.
 pub(crate) const SCHEMA: u32 = 1;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use backend::{Backend, BackendError, Counters, Executable};
+use lab::patterns::Random;
 use plan::{FED, KvFormat, KvLayout, Plan, StepInput, StepShape};
 use tensor::{Tensor, WeightFormat};
 
@@ -21,7 +22,6 @@ use crate::load::tuned::TunedFrom;
 use crate::load::{device, find};
 use crate::model::load_weights;
 use crate::model::settings::ModelSettings;
-use lab::patterns::Random;
 
 /// Decode steps of a warm-up; with them, everything has been compiled, mapped and touched.
 const WARM_UP_STEPS: usize = 2;

@@ -6,6 +6,8 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
+use lab::patterns::SEED;
+use lab::statistics::Summary;
 use records::Record;
 use serde::Serialize;
 use serde_json::json;
@@ -19,8 +21,6 @@ use super::report::{Device, Facts, Row, SCHEMA};
 use super::run::Source;
 use crate::load::device;
 use crate::output::stdout;
-use lab::patterns::SEED;
-use lab::statistics::Summary;
 
 /// What a figure of the table counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -445,6 +445,7 @@ fn as_markdown(rows: &[Measured], peers: &Peers, device: &Device, run: &str) -> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::shapes;
     use super::*;
 
     #[test]
@@ -456,8 +457,8 @@ mod tests {
         let distinct: std::collections::BTreeSet<_> = models.iter().map(|case| (case.shape, case.format)).collect();
         assert_eq!(distinct.len(), models.len(), "weights are made once");
         for case in &CASES {
-            super::super::shapes::plan_of(case.shape).unwrap();
-            super::super::shapes::MatrixFormats::named(case.format).unwrap();
+            shapes::plan_of(case.shape).unwrap();
+            shapes::MatrixFormats::named(case.format).unwrap();
             // A goal is harder to reach than what must be.
             let is_harder = |[must, goal]: [f64; 2]| if case.batch > 1 { goal < must } else { goal > must };
             assert!(case.marks.is_none_or(is_harder), "{}", case.name());

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use lab::patterns::Random;
 use serde_json::Value;
 
 use crate::files;
-use lab::patterns::Random;
 
 /// How long prompts or answers are.
 #[derive(Clone, Copy, Debug, PartialEq)]

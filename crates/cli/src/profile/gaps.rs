@@ -5,9 +5,8 @@
 //! in the op that caused it; such a step has gaps before its first op and after its last one only.
 
 use backend::profile::{Event, Part, StepRecord};
-use serde::{Deserialize, Serialize};
-
 use lab::statistics::Percentiles;
+use serde::{Deserialize, Serialize};
 
 /// A stretch of a step in which no lane works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

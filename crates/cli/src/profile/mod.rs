@@ -12,6 +12,7 @@ mod summary;
 mod trace;
 
 use anyhow::{Context, Result};
+use lab::patterns::SEED;
 use plan::StepShape;
 use tensor::{Tensor, WeightFormat};
 
@@ -24,7 +25,6 @@ use crate::load::device;
 use crate::load::facts::{KV_BLOCK_LEN, kv_format_of, main_format};
 use crate::output::{note, stdout};
 use args::OutputFormat;
-use lab::patterns::SEED;
 use report::{ProgramRow, Report, VariantsReport};
 use run::{Phase, Session};
 use summary::{Ceiling, Peak, summarize};

@@ -6,11 +6,11 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use backend::profile::{Cost, Part, StepRecord};
+use lab::statistics::{Percentiles, median};
 use serde::{Deserialize, Serialize};
 
 use super::gaps::{GapRow, gaps};
 use super::run::{Measured, Trial};
-use lab::statistics::{Percentiles, median};
 
 /// What the machine gives, measured before and after the phase: on virtual machines it changes within minutes.
 #[derive(Clone, Debug, Deserialize, Serialize)]

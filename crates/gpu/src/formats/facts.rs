@@ -127,6 +127,19 @@ impl Streamed {
         rows_are_faster: false,
     };
 
+    /// Codes of a byte with a scale for each 32.
+    pub(super) const BYTES: Self = Self {
+        layout: 1,
+        // Codes first, then scales.
+        activation_bytes: |k| k + k / 8,
+        stage: 2048,
+        scales_of_32: 2,
+        scales_min: 128,
+        effort: 1.0,
+        has_short_rows: true,
+        rows_are_faster: true,
+    };
+
     /// Codes of four bits with a scale for each 32: `StreamFourBits`.
     pub(super) const FOUR_BITS: Self = Self {
         layout: 3,

@@ -14,12 +14,7 @@ pub(super) const FACTS: Facts = Facts {
         layout: 2,
         // Pairs of f16, whole 1024s of them, then scales.
         activation_bytes: |k| k.next_multiple_of(1024) * 2 + k / 8,
-        stage: 2048,
-        scales_of_32: 2,
-        scales_min: 128,
-        effort: 1.0,
-        has_short_rows: true,
-        rows_are_faster: true,
+        ..Streamed::BYTES
     }),
     batch: None,
     ..q8_0::FACTS

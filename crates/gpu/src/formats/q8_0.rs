@@ -17,17 +17,7 @@ pub(super) const FACTS: Facts = Facts {
     pack_row,
     rounding: ActivationRounding::Q8Blocks,
     operand: OperandKind::ForBytes,
-    streamed: Some(Streamed {
-        layout: 1,
-        // Codes first, then scales.
-        activation_bytes: |k| k + k / 8,
-        stage: 2048,
-        scales_of_32: 2,
-        scales_min: 128,
-        effort: 1.0,
-        has_short_rows: true,
-        rows_are_faster: true,
-    }),
+    streamed: Some(Streamed::BYTES),
     batch: Some(Batch { features: 128, stage_bytes: 4352 }),
     gemm: Some(Gemm::BYTES),
 };

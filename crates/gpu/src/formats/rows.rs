@@ -46,7 +46,8 @@ pub(super) fn lay_out(
     scales[scales_at..].fill(0);
 }
 
-/// Whether `holds` of all blocks of a tensor, `piece_bytes` of which belong together: the first row is looked at first.
+/// Whether all blocks of a tensor pass `holds`, which gets whole pieces of `piece_bytes`. The first row is checked first, because
+/// most tensors fail there.
 pub(super) fn every_piece(tensor: &Tensor, piece_bytes: usize, holds: impl Fn(&[u8]) -> bool + Sync) -> bool {
     let bytes = tensor.bytes();
     if !holds(&bytes[..tensor.row_bytes().min(bytes.len())]) {

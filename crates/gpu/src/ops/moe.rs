@@ -65,8 +65,8 @@ enum ByExperts {
 
 impl ByExperts {
     /// All that can take these rows, first the one that is fastest on the device where it was measured; the gemm alone where bits
-    /// must not depend on how many rows there are. `None` is none of them, where rows need not be in the order of experts: `alone`,
-    /// each row of two has slots of its own.
+    /// must not depend on how many rows there are. `None` stands for kernels that leave rows in their own order; it is there where
+    /// `alone` is set, because one row or two may stream without an order.
     fn ways(
         site: &Site<'_>,
         ids: Value,

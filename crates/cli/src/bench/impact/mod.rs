@@ -6,6 +6,8 @@ mod claims;
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
+use lab::patterns::SEED;
+use lab::statistics::Summary;
 use serde::Serialize;
 use serde_json::json;
 
@@ -21,8 +23,6 @@ use crate::load::args::GpuArgs;
 use crate::load::device;
 use crate::load::sizes;
 use crate::output::stdout;
-use lab::patterns::SEED;
-use lab::statistics::Summary;
 
 /// A claim, and the factor that was measured.
 #[derive(Serialize)]

@@ -6,6 +6,10 @@ use std::time::Instant;
 use anyhow::Result;
 use backend::profile::Cost;
 use cpu::ladder::{self, Rung};
+use lab::cases::{Case, Projection};
+use lab::measure::{Subject, Timer};
+use lab::patterns::{Pattern, Random, SEED};
+use lab::statistics::Summary;
 use plan::KvFormat;
 use tensor::{Tensor, WeightFormat};
 
@@ -13,10 +17,6 @@ use super::super::args::KernelsArgs;
 use super::device::{Ceiling, GEMV, KernelDevice};
 use super::report::KernelRow;
 use crate::load::device::{CPU, cpu_backend};
-use lab::cases::{Case, Projection};
-use lab::measure::{Subject, Timer};
-use lab::patterns::{Pattern, Random, SEED};
-use lab::statistics::Summary;
 
 /// The name of the last rung: the backend's own kernel.
 const SHIPPED: &str = "shipped";

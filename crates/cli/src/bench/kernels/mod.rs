@@ -10,6 +10,10 @@ pub(super) mod report;
 use anyhow::{Context, Result, bail};
 use backend::BackendError;
 use backend::profile::Cost;
+use lab::cases::{Case, Projection, cases_of};
+use lab::measure::{Measured, Subject, Timer};
+use lab::patterns::{Random, SEED};
+use lab::statistics::Summary;
 use plan::KvFormat;
 use tensor::WeightFormat;
 
@@ -22,10 +26,6 @@ use crate::load::find;
 use crate::load::plan::plan_of;
 use crate::output::{note, stdout};
 use device::{Ceiling, GEMV, KernelDevice, kernel_devices};
-use lab::cases::{Case, Projection, cases_of};
-use lab::measure::{Measured, Subject, Timer};
-use lab::patterns::{Random, SEED};
-use lab::statistics::Summary;
 use report::{KernelReport, KernelRow, Rotation};
 
 /// Sizes among which the rotation is chosen, in MiB.

@@ -2,13 +2,13 @@
 
 use backend::DeviceInfo;
 use backend::profile::Cost;
+use lab::statistics::Summary;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::super::report::{Device, Facts, quoted};
 use crate::ceiling::Peak;
 use crate::units;
-use lab::statistics::Summary;
 
 /// The rows with what they are worth nothing without.
 #[derive(Clone, Debug, Deserialize, Serialize)]

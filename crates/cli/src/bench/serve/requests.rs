@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use lab::patterns::Random;
 use serde_json::{Value, json};
 
 use super::args::{Endpoint, Load, ServeArgs};
 use crate::bench::workload::Draw;
 use crate::bench::workload::Sample;
-use lab::patterns::Random;
 
 /// A request that will be sent.
 #[derive(Clone, Debug, PartialEq)]

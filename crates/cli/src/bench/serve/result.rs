@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lab::statistics::{Percentiles, Summary, twentieths};
 use serde_json::{Map, Value, json};
 
 use super::args::{Endpoint, Load, ServeArgs};
@@ -9,7 +10,6 @@ use super::steady::SteadyPart;
 use super::timings::{Metric, RequestTimings, samples};
 use crate::bench::report::Facts;
 use crate::bench::workload::Lengths;
-use lab::statistics::{Percentiles, Summary, twentieths};
 
 /// The quantiles of each metric, with its title.
 pub(super) fn quantiles(seen: &[RequestTimings]) -> Vec<(&'static str, Vec<f64>)> {

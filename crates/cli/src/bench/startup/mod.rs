@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use lab::patterns::SEED;
+use lab::statistics::Summary;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -20,8 +22,6 @@ use super::shapes::MatrixFormats;
 use crate::load::device::{self, CPU};
 use crate::output::{note, stdout};
 pub(super) use file::ModelFile;
-use lab::patterns::SEED;
-use lab::statistics::Summary;
 use page_cache::Dropped;
 
 /// What the model is asked to continue; short, so that the start is what is measured.

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use backend::{Tuned, Tuning};
+use lab::check::Checks;
+use lab::patterns::Random;
 
 pub(crate) use args::TuneArgs;
 
@@ -18,8 +20,6 @@ use crate::load::facts::kv_format_of;
 use crate::load::tuned::{Row, Table, TunedFrom};
 use crate::model::settings::ModelSettings;
 use crate::output::{note, stdout};
-use lab::check::Checks;
-use lab::patterns::Random;
 use search::{Choice, Found, Search, TunedSteps};
 
 /// The most rows of a step: beyond that a prompt is cut.

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use anyhow::Result;
 use backend::{Tunable, Tuning};
-
-use super::super::args::Test;
-use super::super::run::Driver;
 use lab::check::{Checks, Verdict};
 use lab::patterns::Random;
 use lab::statistics::median;
+
+use super::super::args::Test;
+use super::super::run::Driver;
 
 /// Decode steps of a sample.
 const STEPS: usize = 24;

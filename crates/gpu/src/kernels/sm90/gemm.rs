@@ -76,8 +76,8 @@ impl Heights {
         Self { least, most, stage_cost, row_share, low_stage }
     }
 
-    /// The time of `rows` rows, with the height that takes the least: each height of rows has so many `tiles`, of which so many are
-    /// made `at_once`, and a tile ends in the time of `end` stages of 128 rows.
+    /// The time that `rows` rows take with the best height of tiles. A row of tiles has `tiles` of them, the device makes `at_once`
+    /// at a time, and the end of a tile takes as long as `end` stages of 128 rows.
     fn time(&self, rows: usize, [tiles, at_once]: [usize; 2], stages: usize, end: usize) -> usize {
         let of_height = |height: usize| {
             let rounds = (tiles * rows.div_ceil(height)).div_ceil(at_once);
@@ -434,7 +434,7 @@ mod tests {
         }
     }
 
-    /// Of 1,300 rows tiles of 256 are six, of which the last has 20 rows.
+    /// Tiles of 256 cut 1,300 rows into six, and the last tile has 20 rows.
     #[test]
     fn tiles_have_fewer_rows_where_they_end_sooner() {
         for format in [DeviceFormat::F16, DeviceFormat::Q4_0] {
