@@ -44,8 +44,8 @@ pub(crate) fn partial_width(head_dim: usize) -> usize {
     head_dim.next_multiple_of(LANES) + LANES
 }
 
-/// f32 that a worker needs to attend with tiles of `rows` rows: scores, then partial results of one split and of all, then
-/// keys or values of a piece.
+/// f32 that a worker needs to attend with tiles of `rows` rows: partial results of all splits, then what one split needs, which
+/// is scores, its partial results, and keys or values of a piece.
 pub(crate) fn scratch_len(rows: usize, head_dim: usize) -> usize {
     rows * (SPLIT + 2 * partial_width(head_dim)) + piece_len(head_dim)
 }
@@ -123,6 +123,16 @@ impl<E> Tile<'_, E> {
         self.visible_in(0, split).start..self.visible_in(self.rows() - 1, split).end
     }
 
+    /// The queries of `MR` rows.
+    #[inline(always)]
+    fn queries_from<const MR: usize>(&self, row: usize) -> [&[f32]; MR] {
+        let mut queries: [&[f32]; MR] = [&[]; MR];
+        for m in 0..MR {
+            queries[m] = self.query(row + m);
+        }
+        queries
+    }
+
     fn query(&self, row: usize) -> &[f32] {
         let head = self.heads.start + row % self.heads.len();
         let start = row / self.heads.len() * self.q_stride + head * self.layer.head_dim;
@@ -144,16 +154,13 @@ impl<'b, E: KvElement> Kernel for Sequential<'_, 'b, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> &'b [f32] {
         let Self { tile, scratch } = self;
-        let len = tile.rows() * partial_width(tile.layer.head_dim);
-        let (scores, rest) = scratch.split_at_mut(tile.rows() * SPLIT);
-        let (one, rest) = rest.split_at_mut(len);
-        let (all, piece) = rest.split_at_mut(len);
+        let width = partial_width(tile.layer.head_dim);
+        let (all, scratch) = scratch.split_at_mut(tile.rows() * width);
         for split in tile.splits() {
-            attend_split(s, tile, split, scores, one, piece);
-            for row in 0..tile.rows() {
-                let width = partial_width(tile.layer.head_dim);
-                let part = row * width..(row + 1) * width;
-                merge_split(s, tile, row, split, &one[part.clone()], &mut all[part]);
+            // Not inlined: the code of one split is there once.
+            let one = s.vectorize(OneSplit { tile, split, scratch: &mut *scratch });
+            for (row, (part, into)) in one.chunks_exact(width).zip(all.chunks_exact_mut(width)).enumerate() {
+                merge_split(s, tile, row, split, part, into);
             }
         }
         all
@@ -357,36 +364,55 @@ fn score_piece<S: Simd, E: KvElement, const MR: usize, const NV: usize>(
     s: S,
     tile: &Tile<'_, E>,
     row: usize,
-    &Keys { keys, vectors, index }: &Keys<'_>,
+    keys: &Keys<'_>,
     scores: &mut [f32],
 ) -> usize {
-    const { assert!(PIECE_VECTORS.is_multiple_of(NV)) };
-    let mut q: [&[f32]; MR] = [&[]; MR];
-    for m in 0..MR {
-        q[m] = &tile.query(row + m)[..keys.len()];
-    }
-    for first in (0..vectors).step_by(NV) {
-        let mut sums = [[s.splat(0.0); NV]; MR];
-        for feature in 0..keys.len() {
-            let mut key = [s.splat(0.0); NV];
-            for v in 0..NV {
-                key[v] = s.load(&keys[feature][first + v]);
+    let scores = &mut scores[row * SPLIT + keys.index..];
+    s.vectorize(ScorePiece::<MR, NV> { q: tile.queries_from(row), keys, scores });
+    MR
+}
+
+/// q · k of `MR` rows with a piece, `NV` vectors at a time.
+struct ScorePiece<'a, const MR: usize, const NV: usize> {
+    q: [&'a [f32]; MR],
+    keys: &'a Keys<'a>,
+    /// From the piece's first position of the first row on, a row every [`SPLIT`].
+    scores: &'a mut [f32],
+}
+
+impl<const MR: usize, const NV: usize> Kernel for ScorePiece<'_, MR, NV> {
+    type Output = ();
+    const WORDS: Words = Words::Floats;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        const { assert!(PIECE_VECTORS.is_multiple_of(NV)) };
+        let Self { mut q, keys: &Keys { keys, vectors, .. }, scores } = self;
+        for m in 0..MR {
+            q[m] = &q[m][..keys.len()];
+        }
+        for first in (0..vectors).step_by(NV) {
+            let mut sums = [[s.splat(0.0); NV]; MR];
+            for feature in 0..keys.len() {
+                let mut key = [s.splat(0.0); NV];
+                for v in 0..NV {
+                    key[v] = s.load(&keys[feature][first + v]);
+                }
+                for m in 0..MR {
+                    let q = s.splat(q[m][feature]);
+                    for v in 0..NV {
+                        sums[m][v] = s.mul_add(q, key[v], sums[m][v]);
+                    }
+                }
             }
             for m in 0..MR {
-                let q = s.splat(q[m][feature]);
+                let (out, _) = scores[m * SPLIT + first * LANES..][..NV * LANES].as_chunks_mut();
                 for v in 0..NV {
-                    sums[m][v] = s.mul_add(q, key[v], sums[m][v]);
+                    s.store(sums[m][v], &mut out[v]);
                 }
             }
         }
-        for m in 0..MR {
-            let (out, _) = scores[(row + m) * SPLIT + index + first * LANES..][..NV * LANES].as_chunks_mut();
-            for v in 0..NV {
-                s.store(sums[m][v], &mut out[v]);
-            }
-        }
     }
-    MR
 }
 
 /// q · k of every row with every position of the split that some row sees.
@@ -486,14 +512,7 @@ fn score_two<S: Simd, E: KvElement, const MR: usize>(
     index: usize,
     scores: &mut [f32],
 ) -> usize {
-    let sums = score_rows::<S, E, MR, 2>(s, tile, row, keys);
-    for m in 0..MR {
-        let (out, _) = scores[(row + m) * SPLIT + index..][..2 * LANES].as_chunks_mut();
-        for v in 0..2 {
-            s.store(sums[m][v], &mut out[v]);
-        }
-    }
-    MR
+    score_rows::<S, E, MR, 2>(s, tile, row, keys, 0..2 * LANES, &mut scores[row * SPLIT + index..])
 }
 
 /// Scores of `MR` rows with sixteen positions, of which `lanes` are kept, from `index` of the split on.
@@ -507,49 +526,83 @@ fn score_one<S: Simd, E: KvElement, const MR: usize>(
     index: usize,
     scores: &mut [f32],
 ) -> usize {
-    let sums = score_rows::<S, E, MR, 1>(s, tile, row, keys);
-    for m in 0..MR {
-        let mut out = [0.0; LANES];
-        s.store(sums[m][0], &mut out);
-        scores[(row + m) * SPLIT + index..][..lanes.len()].copy_from_slice(&out[lanes.clone()]);
-    }
-    MR
+    score_rows::<S, E, MR, 1>(s, tile, row, keys, lanes, &mut scores[row * SPLIT + index..])
 }
 
-/// q · k of `MR` rows with `NV` vectors of positions.
 #[inline(always)]
 fn score_rows<S: Simd, E: KvElement, const MR: usize, const NV: usize>(
     s: S,
     tile: &Tile<'_, E>,
     row: usize,
-    &KeysInPlace { keys, place, ahead }: &KeysInPlace<'_, E>,
-) -> [[S::F32; NV]; MR] {
-    let head_dim = tile.layer.head_dim;
-    let mut q: [&[f32]; MR] = [&[]; MR];
-    for m in 0..MR {
-        q[m] = &tile.query(row + m)[..head_dim];
-    }
-    let asks = row == 0;
-    let mut sums = [[s.splat(0.0); NV]; MR];
-    for (feature, keys) in keys.chunks_exact(tile.layer.key_stride()).enumerate() {
-        if asks {
-            for at in ahead {
-                ask(s, at.wrapping_add(feature * NV * LANES), NV * LANES);
-            }
+    keys: &KeysInPlace<'_, E>,
+    lanes: Range<usize>,
+    scores: &mut [f32],
+) -> usize {
+    let stride = tile.layer.key_stride();
+    s.vectorize(ScoreRows::<E, MR, NV> { q: tile.queries_from(row), keys, stride, asks: row == 0, lanes, scores });
+    MR
+}
+
+/// q · k of `MR` rows with `NV` vectors of positions.
+struct ScoreRows<'a, E, const MR: usize, const NV: usize> {
+    q: [&'a [f32]; MR],
+    keys: &'a KeysInPlace<'a, E>,
+    /// From a feature's keys to the next's.
+    stride: usize,
+    /// Whether to ask for [`KeysInPlace::ahead`].
+    asks: bool,
+    /// The positions whose scores are kept.
+    lanes: Range<usize>,
+    /// From the first that is kept of the first row on, a row every [`SPLIT`].
+    scores: &'a mut [f32],
+}
+
+impl<E: KvElement, const MR: usize, const NV: usize> Kernel for ScoreRows<'_, E, MR, NV> {
+    type Output = ();
+    const WORDS: Words = Words::Floats;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { mut q, keys: &KeysInPlace { keys, place, ahead }, stride, asks, lanes, scores } = self;
+        // Cut to one known length, so that the loop needs no checks.
+        let head_dim = q[0].len();
+        for m in 1..MR {
+            q[m] = &q[m][..head_dim];
         }
-        let (vectors, _) = keys[place..][..NV * LANES].as_chunks::<LANES>();
-        let mut key = [s.splat(0.0); NV];
-        for v in 0..NV {
-            key[v] = E::load(s, &vectors[v]);
+        let mut sums = [[s.splat(0.0); NV]; MR];
+        for (feature, keys) in keys.chunks_exact(stride).enumerate() {
+            if asks {
+                for at in ahead {
+                    ask(s, at.wrapping_add(feature * NV * LANES), NV * LANES);
+                }
+            }
+            let (vectors, _) = keys[place..][..NV * LANES].as_chunks::<LANES>();
+            let mut key = [s.splat(0.0); NV];
+            for v in 0..NV {
+                key[v] = E::load(s, &vectors[v]);
+            }
+            for m in 0..MR {
+                let q = s.splat(q[m][feature]);
+                for v in 0..NV {
+                    sums[m][v] = s.mul_add(q, key[v], sums[m][v]);
+                }
+            }
         }
         for m in 0..MR {
-            let q = s.splat(q[m][feature]);
-            for v in 0..NV {
-                sums[m][v] = s.mul_add(q, key[v], sums[m][v]);
+            let scores = &mut scores[m * SPLIT..];
+            if lanes.len() == NV * LANES {
+                let (out, _) = scores[..NV * LANES].as_chunks_mut();
+                for v in 0..NV {
+                    s.store(sums[m][v], &mut out[v]);
+                }
+            } else {
+                // Of two vectors all are kept.
+                let mut out = [0.0; LANES];
+                s.store(sums[m][0], &mut out);
+                scores[..lanes.len()].copy_from_slice(&out[lanes.clone()]);
             }
         }
     }
-    sums
 }
 
 /// Asks for `len` elements.
@@ -706,22 +759,23 @@ fn weigh_rows<S: Simd, E, V: Widen, const MR: usize>(
     // A later row sees no less at the end and no more at the start.
     let (first, last) = (seen(row), seen(row + MR - 1));
     let common = last.start..first.end.max(last.start);
-    if common == span.positions {
-        weigh_positions::<S, V, MR>(s, tile.layer, span, row, common, weights, partials);
-        return MR;
-    }
-    for m in 0..MR {
-        let seen = seen(row + m);
-        let before = seen.start..common.start.min(seen.end);
-        weigh_positions::<S, V, 1>(s, tile.layer, span, row + m, before, weights, partials);
+    let is_of_all = common == span.positions;
+    if !is_of_all {
+        for m in 0..MR {
+            let seen = seen(row + m);
+            let before = seen.start..common.start.min(seen.end);
+            weigh_positions::<S, V, 1>(s, tile.layer, span, row + m, before, weights, partials);
+        }
     }
     weigh_positions::<S, V, MR>(s, tile.layer, span, row, common.clone(), weights, partials);
-    for m in 0..MR {
-        let seen = seen(row + m);
-        let after = common.end.max(seen.start)..seen.end;
-        // Otherwise all that the row sees came before.
-        if common.start < seen.end {
-            weigh_positions::<S, V, 1>(s, tile.layer, span, row + m, after, weights, partials);
+    if !is_of_all {
+        for m in 0..MR {
+            let seen = seen(row + m);
+            let after = common.end.max(seen.start)..seen.end;
+            // Otherwise all that the row sees came before.
+            if common.start < seen.end {
+                weigh_positions::<S, V, 1>(s, tile.layer, span, row + m, after, weights, partials);
+            }
         }
     }
     MR
@@ -742,66 +796,91 @@ fn weigh_positions<S: Simd, V: Widen, const MR: usize>(
     }
     let stride = layer.value_stride();
     let place = positions.start - span.positions.start;
-    let values = &span.values[place * stride..(place + positions.len()) * stride];
     let index = positions.start - span.split * SPLIT;
     let mut w: [&[f32]; MR] = [&[]; MR];
     for m in 0..MR {
         w[m] = &weights[(row + m) * SPLIT + index..][..positions.len()];
     }
-    let ahead = span.ahead.filter(|_| row == 0);
-    let ahead = |feature: usize| ahead.map(|at| at.wrapping_add(feature * positions.len()));
-    let mut feature = 0;
-    while S::WIDE && feature + 2 * LANES <= stride {
-        weigh_features::<S, V, MR, 2>(s, w, values, stride, feature, row, partials, ahead(feature));
-        feature += 2 * LANES;
-    }
-    while feature < stride {
-        weigh_features::<S, V, MR, 1>(s, w, values, stride, feature, row, partials, ahead(feature));
-        feature += LANES;
+    s.vectorize(WeighPositions {
+        weights: w,
+        values: &span.values[place * stride..(place + positions.len()) * stride],
+        stride,
+        ahead: span.ahead.filter(|_| row == 0),
+        partials: &mut partials[row * (stride + LANES)..],
+    });
+}
+
+/// Adds weight · value to the partial results of `MR` rows, position after position.
+struct WeighPositions<'a, V, const MR: usize> {
+    /// Of each position.
+    weights: [&'a [f32]; MR],
+    /// (positions, `stride`).
+    values: &'a [V],
+    /// Features, padded to whole vectors.
+    stride: usize,
+    /// As [`Span::ahead`].
+    ahead: Option<*const V>,
+    /// From those of the first row on, [`partial_width`] each.
+    partials: &'a mut [f32],
+}
+
+impl<V: Widen, const MR: usize> Kernel for WeighPositions<'_, V, MR> {
+    type Output = ();
+    const WORDS: Words = Words::Floats;
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        let positions = self.weights[0].len();
+        for m in 1..MR {
+            self.weights[m] = &self.weights[m][..positions];
+        }
+        let mut feature = 0;
+        while S::WIDE && feature + 2 * LANES <= self.stride {
+            self.features::<S, 2>(s, feature);
+            feature += 2 * LANES;
+        }
+        while feature < self.stride {
+            self.features::<S, 1>(s, feature);
+            feature += LANES;
+        }
     }
 }
 
-/// 16 · `D` features from `feature` on, of `MR` rows. Asks for as many elements as it reads from `ahead` on.
-#[expect(clippy::too_many_arguments, reason = "the body of a loop, in a function so that D is a constant")]
-#[inline(always)]
-fn weigh_features<S: Simd, V: Widen, const MR: usize, const D: usize>(
-    s: S,
-    weights: [&[f32]; MR],
-    values: &[V],
-    stride: usize,
-    feature: usize,
-    row: usize,
-    partials: &mut [f32],
-    ahead: Option<*const V>,
-) {
-    let width = stride + LANES;
-    let mut sums = [[s.splat(0.0); D]; MR];
-    for m in 0..MR {
-        let (vectors, _) = partials[(row + m) * width + feature..][..D * LANES].as_chunks::<LANES>();
-        for d in 0..D {
-            sums[m][d] = s.load(&vectors[d]);
-        }
-    }
-    for position in 0..weights[0].len() {
-        if let Some(ahead) = ahead {
-            ask(s, ahead.wrapping_add(position * D * LANES), D * LANES);
-        }
-        let (vectors, _) = values[position * stride + feature..][..D * LANES].as_chunks::<LANES>();
-        let mut value = [s.splat(0.0); D];
-        for d in 0..D {
-            value[d] = V::load(s, &vectors[d]);
-        }
+impl<V: Widen, const MR: usize> WeighPositions<'_, V, MR> {
+    /// 16 · `D` features from `feature` on. Asks for as many elements as it reads.
+    #[inline(always)]
+    fn features<S: Simd, const D: usize>(&mut self, s: S, feature: usize) {
+        let Self { weights, values, stride, ref mut partials, .. } = *self;
+        let width = stride + LANES;
+        let ahead = self.ahead.map(|at| at.wrapping_add(feature * weights[0].len()));
+        let mut sums = [[s.splat(0.0); D]; MR];
         for m in 0..MR {
-            let weight = s.splat(weights[m][position]);
+            let (vectors, _) = partials[m * width + feature..][..D * LANES].as_chunks::<LANES>();
             for d in 0..D {
-                sums[m][d] = s.mul_add(weight, value[d], sums[m][d]);
+                sums[m][d] = s.load(&vectors[d]);
             }
         }
-    }
-    for m in 0..MR {
-        let (vectors, _) = partials[(row + m) * width + feature..][..D * LANES].as_chunks_mut::<LANES>();
-        for d in 0..D {
-            s.store(sums[m][d], &mut vectors[d]);
+        for position in 0..weights[0].len() {
+            if let Some(ahead) = ahead {
+                ask(s, ahead.wrapping_add(position * D * LANES), D * LANES);
+            }
+            let (vectors, _) = values[position * stride + feature..][..D * LANES].as_chunks::<LANES>();
+            let mut value = [s.splat(0.0); D];
+            for d in 0..D {
+                value[d] = V::load(s, &vectors[d]);
+            }
+            for m in 0..MR {
+                let weight = s.splat(weights[m][position]);
+                for d in 0..D {
+                    sums[m][d] = s.mul_add(weight, value[d], sums[m][d]);
+                }
+            }
+        }
+        for m in 0..MR {
+            let (vectors, _) = partials[m * width + feature..][..D * LANES].as_chunks_mut::<LANES>();
+            for d in 0..D {
+                s.store(sums[m][d], &mut vectors[d]);
+            }
         }
     }
 }

@@ -275,31 +275,22 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
     /// `MR` rows, k in one piece. Returns how many.
     #[inline(always)]
     fn few<const MR: usize>(&self, panel: Panel<'_, F>, column: usize, row: usize) -> usize {
-        let s = self.s;
-        // Cut to one known length, so that the loop needs no checks.
-        let blocks = &panel.blocks[..self.blocks];
-        let row_len = self.blocks * F::X_BLOCKS;
-        let mut x: [&[QuantizedBlock]; MR] = [&[]; MR];
-        for m in 0..MR {
-            x[m] = &self.x[(row + m) * row_len..][..row_len];
-        }
-        let mut sums = [[s.splat(0.0)]; MR];
-        let is_unpacked = !F::HAS_TILES_IN_PLACE;
         let ahead_bytes = match self.streaming.ahead {
             Some(bytes) => bytes,
-            None if is_unpacked || MR >= PREFETCH_MIN_ROWS || !reads_one_stream_best() => PREFETCH_BYTES,
+            None if !F::HAS_TILES_IN_PLACE || MR >= PREFETCH_MIN_ROWS || !reads_one_stream_best() => PREFETCH_BYTES,
             None => 0,
         };
-        for (block, of_panel) in blocks.iter().enumerate() {
-            // Past the end of this panel comes the next.
-            let ahead = if ahead_bytes > 0 { Ahead::of(of_panel, ahead_bytes) } else { Ahead::NOTHING };
-            let mut x_blocks: [&[QuantizedBlock]; MR] = [&[]; MR];
-            for m in 0..MR {
-                x_blocks[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
-            }
-            sums = F::add(s, [(&of_panel.codes, &of_panel.scales)], x_blocks, ahead, sums);
-        }
-        put(s, self.output, self.end, (row, column), &sums);
+        let row_len = self.blocks * F::X_BLOCKS;
+        // Not inlined: see `Simd::vectorize`.
+        self.s.vectorize(FewRows::<F, MR> {
+            // Cut to one known length, so that the loop needs no checks.
+            panel: &panel.blocks[..self.blocks],
+            x: &self.x[row * row_len..(row + MR) * row_len],
+            ahead_bytes,
+            place: (row, column),
+            end: self.end,
+            output: self.output,
+        });
         MR
     }
 
@@ -383,6 +374,46 @@ impl<S: Simd, F: PanelFormat> Tiles<'_, S, F> {
             };
             put(self.s, self.output, self.end, (m, column), &[[sums]]);
         }
+    }
+}
+
+/// A panel, for `MR` rows over all of k.
+struct FewRows<'a, F: PanelFormat, const MR: usize> {
+    panel: &'a [PanelBlock<F>],
+    /// (`MR`, as many as the panel has), for each of [`PanelFormat::X_BLOCKS`].
+    x: &'a [QuantizedBlock],
+    /// As [`Streaming::ahead`].
+    ahead_bytes: usize,
+    /// The first row and column of the result.
+    place: (usize, usize),
+    /// Past the last column.
+    end: usize,
+    output: Output<'a>,
+}
+
+impl<F: PanelFormat, const MR: usize> Kernel for FewRows<'_, F, MR> {
+    type Output = ();
+    const WORDS: Words = Words::Bytes;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { panel, x: rows, ahead_bytes, place, end, output } = self;
+        let row_len = panel.len() * F::X_BLOCKS;
+        let mut x: [&[QuantizedBlock]; MR] = [&[]; MR];
+        for m in 0..MR {
+            x[m] = &rows[m * row_len..][..row_len];
+        }
+        let mut sums = [[s.splat(0.0)]; MR];
+        for (block, of_panel) in panel.iter().enumerate() {
+            // Past the end of this panel comes the next.
+            let ahead = if ahead_bytes > 0 { Ahead::of(of_panel, ahead_bytes) } else { Ahead::NOTHING };
+            let mut x_blocks: [&[QuantizedBlock]; MR] = [&[]; MR];
+            for m in 0..MR {
+                x_blocks[m] = &x[m][block * F::X_BLOCKS..(block + 1) * F::X_BLOCKS];
+            }
+            sums = F::add(s, [(&of_panel.codes, &of_panel.scales)], x_blocks, ahead, sums);
+        }
+        put(s, output, end, place, &sums);
     }
 }
 

@@ -114,11 +114,10 @@ impl<'b, E: KvElement> Kernel for Sequential<'_, 'b, E> {
     fn run<S: Simd>(self, s: S) -> &'b [f32] {
         let Self { tile, q, scratch } = self;
         let width = partial_width(tile.layer.dim);
-        let (scores, rest) = scratch.split_at_mut(tile.rows() * SPLIT);
-        let (one, rest) = rest.split_at_mut(tile.rows() * width);
-        let all = &mut rest[..tile.rows() * width];
+        let (all, scratch) = scratch.split_at_mut(tile.rows() * width);
         for split in tile.splits() {
-            attend_split(s, tile, q, split, scores, one);
+            // Not inlined: the code of one split is there once.
+            let one = s.vectorize(OneSplit { tile, split, q, scratch: &mut *scratch });
             for (row, (part, into)) in one.chunks_exact(width).zip(all.chunks_exact_mut(width)).enumerate() {
                 match split {
                     0 => into.copy_from_slice(part),

@@ -42,10 +42,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+        #[inline(never)]
         fn with_vnni<K: Kernel>(simd: Avx2<true>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "avx2,fma,f16c")]
+        #[inline(never)]
         fn without<K: Kernel>(simd: Avx2<false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }

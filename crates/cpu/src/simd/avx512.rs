@@ -38,19 +38,23 @@ impl<const VNNI: bool, const BF16: bool, const TILES: bool> Simd for Avx512<VNNI
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+        #[inline(never)]
         fn with_bf16<K: Kernel>(simd: Avx512<true, true, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        #[inline(never)]
         fn with_vnni<K: Kernel>(simd: Avx512<true, false, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         // Tiles are used in assembly, which needs no feature of the compiler.
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        #[inline(never)]
         fn with_tiles<K: Kernel>(simd: Avx512<true, false, true>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        #[inline(never)]
         fn without<K: Kernel>(simd: Avx512<false, false, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }

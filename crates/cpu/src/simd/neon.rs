@@ -50,18 +50,22 @@ impl<const DOT: bool, const I8MM: bool, const BF16: bool> Simd for Neon<DOT, I8M
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "neon,dotprod,i8mm,bf16")]
+        #[inline(never)]
         fn with_bf16<K: Kernel>(simd: Neon<true, true, true>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "neon,dotprod,i8mm")]
+        #[inline(never)]
         fn with_i8mm<K: Kernel>(simd: Neon<true, true, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "neon,dotprod")]
+        #[inline(never)]
         fn with_dot<K: Kernel>(simd: Neon<true, false, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }
         #[target_feature(enable = "neon")]
+        #[inline(never)]
         fn without<K: Kernel>(simd: Neon<false, false, false>, kernel: K) -> K::Output {
             kernel.run(simd)
         }

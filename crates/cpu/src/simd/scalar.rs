@@ -114,7 +114,11 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        kernel.run(self)
+        #[inline(never)]
+        fn plain<K: Kernel>(simd: Scalar, kernel: K) -> K::Output {
+            kernel.run(simd)
+        }
+        plain(self, kernel)
     }
 
     #[inline(always)]
