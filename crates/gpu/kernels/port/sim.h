@@ -82,7 +82,8 @@ struct Fibre {
 // a thread waits for them; until then NaN lies where they go.
 struct BulkCopy { void* to; const void* from; size_t bytes; };
 struct CopyBarrier { uint32_t phase, expected; };
-constexpr i32 MAX_THREADS = 1024, STACK = 64 << 10;
+// An odd number of cache lines: with 64 KiB the tops of all stacks lay in the same lines of every cache.
+constexpr i32 MAX_THREADS = 1024, STACK = (64 << 10) + 13 * 64;
 constexpr size_t CANARY = 64;
 
 // Who wrote and who read four bytes of group memory last, and in which span between barriers of the group and of the SIMD
