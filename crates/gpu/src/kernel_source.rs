@@ -31,7 +31,7 @@ impl Image {
     pub fn bytes(&self) -> Vec<u8> {
         let index = ARCHITECTURES.iter().position(|image| image == self);
         let packed = index.map(|index| PACKED[index]);
-        let unpack = |packed| miniz_oxide::inflate::decompress_to_vec(packed).expect("tests unpack every image");
+        let unpack = |packed: &[u8]| zstd::decode_all(packed).expect("tests unpack every image");
         packed.map(unpack).unwrap_or_default()
     }
 
@@ -47,7 +47,7 @@ macro_rules! images {
         /// Every image, machine code first.
         pub const ARCHITECTURES: &[Image] =
             &[$(Image { target: $target, capability: ($major, $minor), file: $file }),*];
-        const PACKED: &[&[u8]] = &[$(include_bytes!(concat!(env!("OUT_DIR"), "/", $file, ".z"))),*];
+        const PACKED: &[&[u8]] = &[$(include_bytes!(concat!(env!("OUT_DIR"), "/", $file, ".zst"))),*];
     };
 }
 
