@@ -46,7 +46,7 @@ use backend::profile::{Recorder, StepRecord};
 use backend::{Backend, Counters, Executable, Observed, Tunable, Tuning};
 use bytes::Bytes;
 use cpu::{CpuBackend, CpuOptions};
-use gpu::{ForcedVariant, GpuBackend, GpuOptions, KernelSource, Tuned};
+use gpu::{ForcedVariant, ForcedVariants, GpuBackend, GpuOptions, KernelSource, Tuned};
 use plan::sampling::{RowSampling, choose, share};
 use plan::{AnyShape, FED, Graph, KvFormat, KvLayout, Plan, StepInput, fuse, restrict_outputs, share_slots};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
@@ -263,9 +263,7 @@ fn gemm(device: &GpuBackend) -> Checked {
     const WAYS_OF: [usize; 4] = [7, 29, 33, 64];
     let tuning: &'static Tuning = Box::leak(Box::default());
     let tuned = device.clone().with_options(GpuOptions { tuned: Tuned::by(tuning), ..GpuOptions::default() })?;
-    let plain =
-        ["norm_linear", "norm_glu", "linear", "linear_residual", "logits"].map(|op| format!("{op}=linear").parse());
-    let forced = plain.into_iter().chain(["attention=attention".parse()]).collect::<Result<_, _>>()?;
+    let forced = ForcedVariants::plain();
     let exact = device.clone().with_options(GpuOptions { batch_invariant: true, forced, ..GpuOptions::default() })?;
     let config = serde_json::json!({
         "model_type": "qwen2", "hidden_size": 512, "intermediate_size": 1280, "num_hidden_layers": 2,

@@ -35,7 +35,7 @@ impl Kernel {
 const OPS: [&str; 6] = ["linear", "norm_linear", "linear_residual", "norm_glu", "logits", "attention"];
 
 /// The kernels among which one is chosen for the op of that name, on one device or another; none where there is no
-/// choice.
+/// choice. First the one that computes all that the op can ask for.
 pub(crate) fn kernels_of(op: &str) -> &'static [Kernel] {
     match op {
         "attention" => &[Kernel::Attention, Kernel::AttentionF16, Kernel::AttentionTiles],
@@ -90,6 +90,12 @@ impl ForcedVariants {
     /// Nothing.
     pub const NONE: Self = Self([None; OPS.len()]);
 
+    /// Of every op the kernel that there is for all devices, formats and rows. It has no matrix instructions: it rounds no
+    /// operand, and a row has the same bits in every launch.
+    pub fn plain() -> Self {
+        Self(OPS.map(|op| kernels_of(op).first().copied()))
+    }
+
     /// For the op of that name.
     pub(crate) fn of(&self, op: &str) -> Option<Kernel> {
         OPS.iter().position(|known| *known == op).and_then(|index| self.0[index])
@@ -136,6 +142,13 @@ mod tests {
             error("attention=gemm"),
             "`attention` has no kernel `gemm`; it has: attention, attention_f16, attention_tiles"
         );
+    }
+
+    #[test]
+    fn plain_kernels_are_forced_for_every_op() {
+        let all = "linear=linear, norm_linear=linear, linear_residual=linear, norm_glu=linear, logits=linear, \
+                   attention=attention";
+        assert_eq!(ForcedVariants::plain().to_string(), all);
     }
 
     #[test]

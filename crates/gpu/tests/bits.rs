@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use backend::{Backend, Executable};
 use gpu::SimDialect::{Cuda, Metal};
-use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
+use gpu::{ForcedVariants, GpuBackend, GpuOptions, SimDialect, ThreadOrder};
 use plan::{AnyShape, Graph, Heads, KvFormat, KvLayout, Plan, StepInput, StepShape, fuse};
 use tensor::quant::nvfp4;
 use tensor::{ActivationRounding, Tensor, WeightFormat};
@@ -19,9 +19,7 @@ fn load(order: ThreadOrder, plan: &Arc<Plan>, weights: &[Tensor], kv: KvLayout) 
 
 /// Kernels without matrix instructions: they round nothing, and a matrix has the same bits alone as beside others in a launch.
 fn plain() -> GpuOptions {
-    let ops = ["linear", "norm_linear", "linear_residual", "norm_glu", "logits"].map(|op| format!("{op}=linear"));
-    let forced = ops.iter().map(String::as_str).chain(["attention=attention"]).map(|text| text.parse().unwrap());
-    GpuOptions { batch_invariant: true, forced: forced.collect(), ..GpuOptions::default() }
+    GpuOptions { batch_invariant: true, forced: ForcedVariants::plain(), ..GpuOptions::default() }
 }
 
 fn load_in(
