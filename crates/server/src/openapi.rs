@@ -2,7 +2,6 @@
 //! refuses is in it, with its type and range, and nothing else is.
 
 use serde_json::{Map, Value, json};
-use utoipa::openapi::{OpenApi, OpenApiVersion};
 
 mod field_schemas;
 
@@ -70,8 +69,8 @@ const ERRORS: &[(&str, &str)] = &[
     ("504", "the answer took too long"),
 ];
 
-/// The document of these routes.
-pub(crate) fn document(version: &str, body_routes: &[BodyRoute], read_routes: &[ReadRoute]) -> OpenApi {
+/// The document of these routes. `.ci/run` holds it to OpenAPI's own schema.
+pub(crate) fn document(version: &str, body_routes: &[BodyRoute], read_routes: &[ReadRoute]) -> Value {
     let mut paths = Map::new();
     for route in body_routes {
         paths.insert(route.path.to_owned(), json!({"post": body_operation(route)}));
@@ -107,7 +106,7 @@ pub(crate) fn document(version: &str, body_routes: &[BodyRoute], read_routes: &[
         "/slots/{id_slot}".to_owned(),
         json!({"post": slot_operation("Save, restore or erase a slot, in llama.cpp's form")}),
     );
-    let document = json!({
+    json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Hotmetal", "version": version,
@@ -123,10 +122,7 @@ pub(crate) fn document(version: &str, body_routes: &[BodyRoute], read_routes: &[
             },
         },
         "security": [{}, {"bearer": []}, {"x-api-key": []}],
-    });
-    let mut document: OpenApi = serde_json::from_value(document).expect("a document of OpenAPI: a test makes it");
-    document.openapi = OpenApiVersion::Version31;
-    document
+    })
 }
 
 fn operation_id(path: &str) -> String {
@@ -397,7 +393,7 @@ mod tests {
 
     #[test]
     fn every_route_and_field_is_in_the_document() {
-        let document: Value = serde_json::to_value(document("0", BODY_ROUTES, READ_ROUTES)).unwrap();
+        let document = document("0", BODY_ROUTES, READ_ROUTES);
         assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
         for route in BODY_ROUTES {
             let operation = &document["paths"][route.path]["post"];
