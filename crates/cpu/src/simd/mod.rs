@@ -69,8 +69,9 @@ pub(crate) trait Kernel {
     type Output;
     /// The words that it is made of.
     const WORDS: Words;
-    /// The computation. Everything it calls down to the words of `S` must be `#[inline(always)]`: only what is inlined
-    /// is compiled for the level.
+    /// The computation. Everything that it calls, down to the words of `S`, must be `#[inline(always)]`, because only what is
+    /// inlined is compiled for the level; or a kernel, called by [`Simd::vectorize`]. The loops for each number of rows are a
+    /// kernel of their own.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
