@@ -405,12 +405,7 @@ impl<const MR: usize, const NV: usize> Kernel for ScorePiece<'_, MR, NV> {
                     }
                 }
             }
-            for m in 0..MR {
-                let (out, _) = scores[m * SPLIT + first * LANES..][..NV * LANES].as_chunks_mut();
-                for v in 0..NV {
-                    s.store(sums[m][v], &mut out[v]);
-                }
-            }
+            store_rows(s, &sums, &mut scores[first * LANES..], SPLIT);
         }
     }
 }
@@ -588,19 +583,14 @@ impl<E: KvElement, const MR: usize, const NV: usize> Kernel for ScoreRows<'_, E,
                 }
             }
         }
+        if lanes.len() == NV * LANES {
+            return store_rows(s, &sums, scores, SPLIT);
+        }
+        // Of two vectors all are kept.
         for m in 0..MR {
-            let scores = &mut scores[m * SPLIT..];
-            if lanes.len() == NV * LANES {
-                let (out, _) = scores[..NV * LANES].as_chunks_mut();
-                for v in 0..NV {
-                    s.store(sums[m][v], &mut out[v]);
-                }
-            } else {
-                // Of two vectors all are kept.
-                let mut out = [0.0; LANES];
-                s.store(sums[m][0], &mut out);
-                scores[..lanes.len()].copy_from_slice(&out[lanes.clone()]);
-            }
+            let mut out = [0.0; LANES];
+            s.store(sums[m][0], &mut out);
+            scores[m * SPLIT..][..lanes.len()].copy_from_slice(&out[lanes.clone()]);
         }
     }
 }
@@ -853,13 +843,7 @@ impl<V: Widen, const MR: usize> WeighPositions<'_, V, MR> {
         let Self { weights, values, stride, ref mut partials, .. } = *self;
         let width = stride + LANES;
         let ahead = self.ahead.map(|at| at.wrapping_add(feature * weights[0].len()));
-        let mut sums = [[s.splat(0.0); D]; MR];
-        for m in 0..MR {
-            let (vectors, _) = partials[m * width + feature..][..D * LANES].as_chunks::<LANES>();
-            for d in 0..D {
-                sums[m][d] = s.load(&vectors[d]);
-            }
-        }
+        let mut sums = load_rows::<S, MR, D>(s, &partials[feature..], width);
         for position in 0..weights[0].len() {
             if let Some(ahead) = ahead {
                 ask(s, ahead.wrapping_add(position * D * LANES), D * LANES);
@@ -876,11 +860,39 @@ impl<V: Widen, const MR: usize> WeighPositions<'_, V, MR> {
                 }
             }
         }
-        for m in 0..MR {
-            let (vectors, _) = partials[m * width + feature..][..D * LANES].as_chunks_mut::<LANES>();
-            for d in 0..D {
-                s.store(sums[m][d], &mut vectors[d]);
-            }
+        store_rows(s, &sums, &mut partials[feature..], width);
+    }
+}
+
+/// `N` vectors of each of `M` rows that begin `stride` apart.
+#[inline(always)]
+pub(super) fn load_rows<S: Simd, const M: usize, const N: usize>(
+    s: S,
+    rows: &[f32],
+    stride: usize,
+) -> [[S::F32; N]; M] {
+    let mut vectors = [[s.splat(0.0); N]; M];
+    for m in 0..M {
+        let (row, _) = rows[m * stride..][..N * LANES].as_chunks::<LANES>();
+        for n in 0..N {
+            vectors[m][n] = s.load(&row[n]);
+        }
+    }
+    vectors
+}
+
+/// As [`load_rows`], the other way.
+#[inline(always)]
+pub(super) fn store_rows<S: Simd, const M: usize, const N: usize>(
+    s: S,
+    vectors: &[[S::F32; N]; M],
+    rows: &mut [f32],
+    stride: usize,
+) {
+    for m in 0..M {
+        let (row, _) = rows[m * stride..][..N * LANES].as_chunks_mut::<LANES>();
+        for n in 0..N {
+            s.store(vectors[m][n], &mut row[n]);
         }
     }
 }

@@ -19,7 +19,7 @@
 
 use std::ops::Range;
 
-use crate::kernels::attention::{SPLIT, TILE_ROWS, merge_parts, partial_width, softmax};
+use crate::kernels::attention::{SPLIT, TILE_ROWS, load_rows, merge_parts, partial_width, softmax, store_rows};
 use crate::kv_cache::{KvElement, LatentPlace};
 use crate::shared::SharedSlice;
 use crate::simd::{Kernel, LANES, Simd, Words};
@@ -351,13 +351,7 @@ fn weigh_features<S: Simd, E: KvElement, const MR: usize, const D: usize>(
     width: usize,
     partials: &mut [f32],
 ) {
-    let mut sums = [[s.splat(0.0); D]; MR];
-    for m in 0..MR {
-        let (vectors, _) = partials[m * width + feature..][..D * LANES].as_chunks::<LANES>();
-        for d in 0..D {
-            sums[m][d] = s.load(&vectors[d]);
-        }
-    }
+    let mut sums = load_rows::<S, MR, D>(s, &partials[feature..], width);
     for (position, row) in rows.iter().enumerate() {
         let (vectors, _) = row[feature..][..D * LANES].as_chunks::<LANES>();
         let mut value = [s.splat(0.0); D];
@@ -371,12 +365,7 @@ fn weigh_features<S: Simd, E: KvElement, const MR: usize, const D: usize>(
             }
         }
     }
-    for m in 0..MR {
-        let (vectors, _) = partials[m * width + feature..][..D * LANES].as_chunks_mut::<LANES>();
-        for d in 0..D {
-            s.store(sums[m][d], &mut vectors[d]);
-        }
-    }
+    store_rows(s, &sums, &mut partials[feature..], width);
 }
 
 #[cfg(test)]
