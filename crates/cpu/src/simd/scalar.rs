@@ -10,10 +10,34 @@ use crate::kernels::quantize::QuantizedBlock;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scalar;
 
+/// `of` each index. A loop, because the builds of tests leave the parts of [`std::array::from_fn`] and `map` as
+/// functions of their own: a call for each element then took most of the time of plain code.
+#[inline(always)]
+fn array<T: Copy + Default, const N: usize>(mut of: impl FnMut(usize) -> T) -> [T; N] {
+    let mut elements = [T::default(); N];
+    let mut index = 0;
+    while index < N {
+        elements[index] = of(index);
+        index += 1;
+    }
+    elements
+}
+
+/// The sum of `of` each index below `count`.
+#[inline(always)]
+fn sum(count: usize, mut of: impl FnMut(usize) -> i32) -> i32 {
+    let (mut sum, mut index) = (0, 0);
+    while index < count {
+        sum += of(index);
+        index += 1;
+    }
+    sum
+}
+
 impl Scalar {
     #[inline(always)]
     fn zip(a: [f32; LANES], b: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> [f32; LANES] {
-        std::array::from_fn(|lane| f(a[lane], b[lane]))
+        array(|lane| f(a[lane], b[lane]))
     }
 }
 
@@ -133,19 +157,19 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn load_f16(self, values: &[f16; LANES]) -> Self::F32 {
-        values.map(f16::to_f32)
+        array(|lane| values[lane].to_f32())
     }
 
     #[inline(always)]
     fn load_bf16(self, values: &[bf16; LANES]) -> Self::F32 {
-        values.map(bf16::to_f32)
+        array(|lane| values[lane].to_f32())
     }
 
     #[inline(always)]
     fn load_e4m3_pairs(self, codes: &[u8; 2 * LANES]) -> [Self::F32; 2] {
         // Sign, exponent and mantissa where binary16 has them, whose exponents are larger by 8.
         let widen = |code: u8| f16::from_bits(u16::from(code & 0x80) << 8 | u16::from(code & 0x7f) << 7).to_f32();
-        [0, 1].map(|odd| std::array::from_fn(|lane| widen(codes[2 * lane + odd])))
+        [array(|lane| widen(codes[2 * lane])), array(|lane| widen(codes[2 * lane + 1]))]
     }
 
     #[inline(always)]
@@ -175,7 +199,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn mul_add(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
-        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+        array(|lane| a[lane].mul_add(b[lane], c[lane]))
     }
 
     #[inline(always)]
@@ -190,12 +214,12 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn exp2_of_low_bits(self, biased: Self::F32) -> Self::F32 {
-        biased.map(|lane| f32::from_bits((lane.to_bits() << 23).wrapping_add(1f32.to_bits())))
+        array(|lane| f32::from_bits((biased[lane].to_bits() << 23).wrapping_add(1f32.to_bits())))
     }
 
     #[inline(always)]
     fn low_bytes(self, vector: Self::F32) -> [i8; LANES] {
-        vector.map(|value| value.to_bits() as i8)
+        array(|lane| vector[lane].to_bits() as i8)
     }
 
     #[inline(always)]
@@ -220,15 +244,15 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn q8_dots(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize, x: &QuantizedBlock) -> Self::F32 {
-        rows.map(|row| {
-            let products = row[block].codes.iter().zip(&x.codes).map(|(&w, &x)| i32::from(w) * i32::from(x));
-            products.sum::<i32>() as f32
+        array(|row| {
+            let w = &rows[row][block].codes;
+            sum(w.len(), |i| i32::from(w[i]) * i32::from(x.codes[i])) as f32
         })
     }
 
     #[inline(always)]
     fn q8_scales(self, rows: &[&[q8_0::Block]; PANEL_ROWS], block: usize) -> Self::F32 {
-        rows.map(|row| row[block].scale.to_f32())
+        array(|row| rows[row][block].scale.to_f32())
     }
 
     #[inline(always)]
@@ -238,11 +262,15 @@ impl Simd for Scalar {
         x: [&QuantizedBlock; MR],
     ) -> [[Self::F32; NP]; MR] {
         let dot = |codes: &PanelCodes, x: &QuantizedBlock, row: usize| {
-            let products =
-                (0..32).map(|i| i32::from(codes[i / 4][row * 4 + i % 4].cast_signed()) * i32::from(x.codes[i]));
-            products.sum::<i32>() as f32
+            sum(32, |i| i32::from(codes[i / 4][row * 4 + i % 4].cast_signed()) * i32::from(x.codes[i])) as f32
         };
-        x.map(|x| codes.map(|codes| std::array::from_fn(|row| dot(codes, x, row))))
+        let mut dots = [[[0.0; LANES]; NP]; MR];
+        for (dots, x) in dots.iter_mut().zip(x) {
+            for (dots, codes) in dots.iter_mut().zip(codes) {
+                *dots = array(|row| dot(codes, x, row));
+            }
+        }
+        dots
     }
 
     type I32 = [i32; LANES];
@@ -255,7 +283,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn to_f32(self, sums: Self::I32) -> Self::F32 {
-        sums.map(|sum| sum as f32)
+        array(|lane| sums[lane] as f32)
     }
 
     #[inline(always)]
@@ -275,48 +303,48 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn and_bytes(self, bytes: Self::Bytes, mask: u8) -> Self::Bytes {
-        bytes.map(|byte| byte & mask)
+        array(|i| bytes[i] & mask)
     }
 
     #[inline(always)]
     fn or_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
-        std::array::from_fn(|i| a[i] | b[i])
+        array(|i| a[i] | b[i])
     }
 
     #[inline(always)]
     fn shift_bytes_right<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes {
-        bytes.map(|byte| byte >> N)
+        array(|i| bytes[i] >> N)
     }
 
     #[inline(always)]
     fn shift_bytes_left<const N: u32>(self, bytes: Self::Bytes) -> Self::Bytes {
-        bytes.map(|byte| byte << N)
+        array(|i| bytes[i] << N)
     }
 
     #[inline(always)]
     fn shift_bytes_right_by(self, bytes: Self::Bytes, by: u32) -> Self::Bytes {
-        bytes.map(|byte| byte >> by)
+        array(|i| bytes[i] >> by)
     }
 
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], indices: Self::Bytes) -> Self::Bytes {
-        indices.map(|index| table[usize::from(index & 15)])
+        array(|i| table[usize::from(indices[i] & 15)])
     }
 
     #[inline(always)]
     fn add_byte_products(self, sums: Self::I32, w: Self::Bytes, x: i32) -> Self::I32 {
         let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
-        std::array::from_fn(|lane| sums[lane] + (0..4).map(|i| i32::from(w[4 * lane + i]) * x[i]).sum::<i32>())
+        array(|lane| sums[lane] + sum(4, |i| i32::from(w[4 * lane + i]) * x[i]))
     }
 
     #[inline(always)]
     fn load_u8(self, values: &[u8; LANES]) -> Self::F32 {
-        values.map(f32::from)
+        array(|lane| f32::from(values[lane]))
     }
 
     #[inline(always)]
     fn load_i8(self, values: &[i8; LANES]) -> Self::F32 {
-        values.map(f32::from)
+        array(|lane| f32::from(values[lane]))
     }
 
     #[inline(always)]
