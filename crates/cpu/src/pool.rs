@@ -3,7 +3,7 @@
 //! A step is one wake-up: every worker runs the whole program and meets the others at a barrier after each op (single
 //! program, multiple data), so an op costs one barrier and not a task per row. The caller is worker 0. Workers spin for
 //! the next step for [`SPIN_BEFORE_PARK`], then sleep, so that an idle server burns no CPU. Several teams take turns, step
-//! by step, and whose turn it is not sleeps at once.
+//! by step, and whose turn it is not sleeps at once; teams of one thread run side by side.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -220,7 +220,7 @@ impl Team {
         // Before it is counted among those who want the processors, and until it is no longer: workers that see the count alone
         // would take their own team for another.
         shared.wants.store(true, Ordering::SeqCst);
-        let turn = PROCESSORS.turn();
+        let turn = PROCESSORS.turn(self.count());
         let erased: *const (dyn Fn(&Worker<'_>) + Sync + '_) = job;
         // SAFETY: only the lifetime changes, and no worker uses the pointer after `running` is 0, for which we wait.
         let erased: Job = unsafe { std::mem::transmute(erased) };

@@ -1,7 +1,8 @@
-//! Whose turn it is: the teams of a process run one step at a time, in the order in which they ask.
+//! Whose turn it is: the teams of a process run one step at a time, in the order in which they ask. Only teams of one
+//! thread run side by side.
 //!
-//! Each team has a thread for each processor, which spins at its barriers. Two at a time would wait for threads that do
-//! not run, and take longer together than one after the other.
+//! A larger team has a thread for each processor, which spins at its barriers. Two at a time would wait for threads
+//! that do not run, and take longer together than one after the other. A team of one thread waits for no other.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -21,8 +22,19 @@ pub(crate) struct Processors {
 struct Tickets {
     /// The number of the next who asks.
     next: u64,
-    /// Whose turn it is, or is next.
+    /// Who is the next to get a turn.
     now: u64,
+    /// Teams that have a turn.
+    running: usize,
+    /// Whether they are of one thread each.
+    are_single: bool,
+}
+
+impl Tickets {
+    /// Whether a team can have a turn beside those that have one.
+    fn have_room(&self, is_single: bool) -> bool {
+        self.running == 0 || (self.are_single && is_single)
+    }
 }
 
 /// A team's turn, for as long as it is kept.
@@ -30,17 +42,27 @@ pub(crate) struct Turn<'a>(&'a Processors);
 
 impl Processors {
     const fn new() -> Self {
-        Self { tickets: Mutex::new(Tickets { next: 0, now: 0 }), given: Condvar::new(), wanted: AtomicUsize::new(0) }
+        let tickets = Tickets { next: 0, now: 0, running: 0, are_single: false };
+        Self { tickets: Mutex::new(tickets), given: Condvar::new(), wanted: AtomicUsize::new(0) }
     }
 
-    /// Waits until all who have asked before have had their turn.
-    pub(crate) fn turn(&self) -> Turn<'_> {
+    /// A turn for a team of `threads`. Waits until all who have asked before have begun theirs, and until those that
+    /// still run leave room.
+    pub(crate) fn turn(&self, threads: usize) -> Turn<'_> {
+        let is_single = threads == 1;
         self.wanted.fetch_add(1, Ordering::SeqCst);
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         let mine = tickets.next;
         tickets.next += 1;
-        while tickets.now != mine {
+        while tickets.now != mine || !tickets.have_room(is_single) {
             tickets = self.given.wait(tickets).unwrap_or_else(PoisonError::into_inner);
+        }
+        tickets.now += 1;
+        tickets.running += 1;
+        tickets.are_single = is_single;
+        if is_single {
+            // The next may have room beside it.
+            self.given.notify_all();
         }
         Turn(self)
     }
@@ -53,7 +75,7 @@ impl Processors {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.tickets.lock().unwrap_or_else(PoisonError::into_inner).now += 1;
+        self.0.tickets.lock().unwrap_or_else(PoisonError::into_inner).running -= 1;
         self.0.wanted.fetch_sub(1, Ordering::SeqCst);
         self.0.given.notify_all();
     }
@@ -65,33 +87,56 @@ mod tests {
 
     use super::*;
 
+    /// Waits until so many have asked for a turn since the beginning.
+    fn wait_until_asked(processors: &Processors, count: u64) {
+        while processors.tickets.lock().unwrap().next < count {
+            thread::yield_now();
+        }
+    }
+
     #[test]
     fn who_has_waited_longest_is_next() {
         let (processors, order) = (Processors::new(), Mutex::new(vec![]));
         thread::scope(|scope| {
-            let first = processors.turn();
+            let first = processors.turn(2);
             for number in 1..4 {
                 let (processors, order) = (&processors, &order);
                 scope.spawn(move || {
-                    let turn = processors.turn();
+                    let turn = processors.turn(2);
                     order.lock().unwrap().push(number);
                     drop(turn);
                 });
-                while processors.wanted() <= number {
-                    thread::yield_now();
-                }
-                // Counted before its ticket is drawn, which the lock is free for.
-                while processors.tickets.lock().unwrap().next <= number as u64 {
-                    thread::yield_now();
-                }
+                wait_until_asked(processors, number + 1);
             }
             drop(first);
             // Asks again at once, and waits for all of them.
-            let again = processors.turn();
+            let again = processors.turn(2);
             order.lock().unwrap().push(0);
             drop(again);
         });
         assert_eq!(order.into_inner().unwrap(), [1, 2, 3, 0]);
         assert_eq!(processors.wanted(), 0);
+    }
+
+    #[test]
+    fn teams_of_one_thread_run_side_by_side_and_keep_no_larger_team_waiting() {
+        let (processors, order) = (Processors::new(), Mutex::new(vec![]));
+        thread::scope(|scope| {
+            let singles = [processors.turn(1), processors.turn(1)];
+            for (asked, (name, threads)) in [(3, ("large", 2)), (4, ("single", 1))] {
+                let (processors, order) = (&processors, &order);
+                scope.spawn(move || {
+                    let turn = processors.turn(threads);
+                    order.lock().unwrap().push(name);
+                    drop(turn);
+                });
+                wait_until_asked(processors, asked);
+            }
+            let [first, second] = singles;
+            drop(first);
+            assert!(order.lock().unwrap().is_empty(), "one of them still runs");
+            drop(second);
+        });
+        assert_eq!(order.into_inner().unwrap(), ["large", "single"]);
     }
 }
