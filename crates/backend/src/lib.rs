@@ -150,8 +150,8 @@ impl Footprint {
     }
 }
 
-/// A device that can run plans.
-pub trait Backend {
+/// A device that can run plans. Several threads may load plans at a time.
+pub trait Backend: Sync {
     /// What the device is.
     fn device(&self) -> &DeviceInfo;
 

@@ -11,7 +11,7 @@ fn backend(isa: IsaLevel, threads: usize) -> CpuBackend {
 
 fn conform(levels: &[IsaLevel], sample: Sample) {
     let backends: Vec<_> = levels.iter().map(|&level| backend(level, 1)).collect();
-    let backends: Vec<_> = backends.iter().map(|backend| backend as &(dyn Backend + Sync)).collect();
+    let backends: Vec<_> = backends.iter().map(|backend| backend as &dyn Backend).collect();
     conformance::run(&backends, sample);
 }
 

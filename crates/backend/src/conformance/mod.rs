@@ -14,12 +14,11 @@ mod meaning;
 mod model_cases;
 mod op_cases;
 pub mod parity;
+mod side_by_side;
 mod trial;
 
 use std::collections::HashSet;
 use std::fmt;
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use plan::{KvLayout, Op};
 use tensor::WeightFormat;
@@ -29,6 +28,7 @@ use model_cases::ModelCase;
 use op_cases::{OpCase, weighted_op_cases, weightless_op_cases};
 
 pub use copied_blocks::copied_blocks_give_the_same_bits;
+pub use side_by_side::side_by_side;
 pub use testing::{MODEL_TYPES, Sample};
 pub use trial::{Measure, Worst};
 
@@ -167,57 +167,47 @@ impl Case {
 ///
 /// # Panics
 /// When a case fails, with all faults.
-pub fn run(backends: &[&(dyn Backend + Sync)], sample: Sample) {
+pub fn run(backends: &[&dyn Backend], sample: Sample) {
     Part::ALL.into_iter().for_each(|part| run_part(backends, part, sample));
 }
 
 /// Runs one part, on all processors; panics as [`run`].
-pub fn run_part(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample) {
+pub fn run_part(backends: &[&dyn Backend], part: Part, sample: Sample) {
     let (num_cases, faults) = faults(backends, part, sample, false);
     let count = faults.len();
     assert!(faults.is_empty(), "{part}, {sample}: {count} faults in {num_cases} cases:\n{}", faults.join("\n"));
 }
 
 /// Whether a part finds a fault; it ends with the first.
-pub fn finds_fault(backends: &[&(dyn Backend + Sync)], part: Part) -> bool {
+pub fn finds_fault(backends: &[&dyn Backend], part: Part) -> bool {
     !faults(backends, part, Sample::ALL, true).1.is_empty()
 }
 
 /// Runs cases of one part on all processors, with `until_first` until one has a fault. Returns how many cases there are, and
 /// the faults.
-fn faults(backends: &[&(dyn Backend + Sync)], part: Part, sample: Sample, until_first: bool) -> (usize, Vec<String>) {
-    let claims = backends[0].claims();
+fn faults(backends: &[&dyn Backend], part: Part, sample: Sample, until_first: bool) -> (usize, Vec<String>) {
+    let cases = sampled(&backends[0].claims(), part, sample);
+    assert!(!cases.is_empty(), "{part}: the claims leave nothing to run");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    // Each thread has the list, and takes the next case of it.
-    let next = AtomicUsize::new(0);
-    let is_enough = AtomicBool::new(false);
-    let run_cases = || {
-        let cases = sampled(&claims, part, sample);
-        let backends: Vec<&dyn Backend> = backends.iter().map(|&backend| backend as &dyn Backend).collect();
-        let mut faults = Vec::new();
-        while !is_enough.load(Ordering::Relaxed)
-            && let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed))
-        {
-            for (backend, outcomes) in backends.iter().zip(case.run(&backends)) {
-                let device = &backend.device().description;
-                for Outcome { ops, fault, .. } in outcomes {
-                    let of = |fault| format!("{device}: {case} as [{}]: {fault}", ops.join(" "));
-                    faults.extend(fault.map(of));
-                }
-            }
-            if until_first && !faults.is_empty() {
-                is_enough.store(true, Ordering::Relaxed);
-            }
-        }
-        (cases.len(), faults)
+    let run = |case: &Case| {
+        let faults = faults_of(case, backends);
+        if until_first && !faults.is_empty() { Err(faults) } else { Ok(faults) }
     };
-    let done: Vec<(usize, Vec<String>)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(run_cases)).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    });
-    let num_cases = done[0].0;
-    assert_ne!(num_cases, 0, "{part}: the claims leave nothing to run");
-    (num_cases, done.into_iter().flat_map(|(_, faults)| faults).collect())
+    let faults = side_by_side(&cases, threads, run).map(|faults| faults.concat());
+    (cases.len(), faults.unwrap_or_else(|first| first))
+}
+
+/// What is wrong with a case, in words.
+fn faults_of(case: &Case, backends: &[&dyn Backend]) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (backend, outcomes) in backends.iter().zip(case.run(backends)) {
+        let device = &backend.device().description;
+        for Outcome { ops, fault, .. } in outcomes {
+            let of = |fault| format!("{device}: {case} as [{}]: {fault}", ops.join(" "));
+            faults.extend(fault.map(of));
+        }
+    }
+    faults
 }
 
 /// The cases of one part that `sample` contains. A sample also contains at least one case of each op, and of each

@@ -25,7 +25,7 @@ pub(super) struct OpCase {
     forward: Forward,
 }
 
-type Forward = Arc<dyn Fn(&mut Graph, &Weights<'_>) -> Result<Value, BuildError>>;
+type Forward = Arc<dyn Fn(&mut Graph, &Weights<'_>) -> Result<Value, BuildError> + Send + Sync>;
 
 impl OpCase {
     /// The plan in textbook ops, and fused where that is another.
