@@ -17,10 +17,11 @@ pub mod parity;
 mod side_by_side;
 mod trial;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 
-use plan::{KvLayout, Op};
+use plan::{KvLayout, Op, Plan};
 use tensor::WeightFormat;
 
 use crate::{Backend, Claims};
@@ -112,6 +113,7 @@ pub struct Outcome {
 /// quarter of the shapes.
 pub fn cases(claims: &Claims, quick: bool) -> Vec<Case> {
     let mut cases = Vec::new();
+    let mut names = OpNames::default();
     for (index, &format) in claims.formats.iter().enumerate() {
         let mut ops = weighted_op_cases(format);
         if index == 0 {
@@ -124,7 +126,7 @@ pub fn cases(claims: &Claims, quick: bool) -> Vec<Case> {
         for op in ops.into_iter().filter(|op| !quick || op.seed % 4 == 0) {
             // Ops that treat each row alone are not the cache's business.
             let layouts = kv_layouts(claims, if op.is_row_by_row() { 1 } else { usize::MAX });
-            let ops = distinct(op.forms().iter().flat_map(|plan| &plan.ops));
+            let ops = names.of(Part::Ops, &op.name, format, || op.forms());
             for kv in layouts {
                 cases.push(Case {
                     part: Part::Ops,
@@ -141,17 +143,35 @@ pub fn cases(claims: &Claims, quick: bool) -> Vec<Case> {
     for part in [Part::Models, Part::Caches, Part::Batches, Part::Refusals] {
         let count = if part == Part::Refusals { 1 } else { models.len() };
         let models = models.iter().take(count);
-        cases.extend(models.map(|&(format, model, kv)| Case::of_model(part, format, model, kv)));
+        cases.extend(models.map(|&(format, model, kv)| {
+            let (name, plans) = (model.model_type.to_owned(), || model.plans(part, format));
+            let ops = names.of(part, &name, format, plans);
+            Case { part, name, format, kv, ops, kind: Kind::Model(model) }
+        }));
     }
     cases
 }
 
-impl Case {
-    fn of_model(part: Part, format: WeightFormat, model: ModelCase, kv: KvLayout) -> Self {
-        let ops = distinct(model.plans(part, format).iter().flat_map(|plan| &plan.ops));
-        Self { part, name: model.model_type.to_owned(), format, kv, ops, kind: Kind::Model(model) }
-    }
+/// The names of the ops that cases run. Formats with blocks of one length have the same plans under the same name, and
+/// each plan is built for one of them alone, because building those of all formats took a third of a second.
+#[derive(Default)]
+struct OpNames(HashMap<(Part, String, usize), Vec<&'static str>>);
 
+impl OpNames {
+    /// Those of all `plans` of a case.
+    fn of(
+        &mut self,
+        part: Part,
+        case: &str,
+        format: WeightFormat,
+        plans: impl FnOnce() -> Vec<Arc<Plan>>,
+    ) -> Vec<&'static str> {
+        let key = (part, case.to_owned(), format.block_len());
+        self.0.entry(key).or_insert_with(|| distinct(plans().iter().flat_map(|plan| &plan.ops))).clone()
+    }
+}
+
+impl Case {
     /// Runs the case on each of `backends`, which compute from the same formats; those that claim the same arithmetic are
     /// held to the same bits. Returns for each an outcome for each form.
     pub fn run(&self, backends: &[&dyn Backend]) -> Vec<Vec<Outcome>> {
@@ -280,4 +300,32 @@ fn distinct<'a>(ops: impl Iterator<Item = &'a Op>) -> Vec<&'static str> {
         }
     }
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_of_one_name_and_block_length_have_the_same_ops() {
+        let mut names = OpNames::default();
+        let mut check = |part, case: &str, format, plans: Vec<Arc<Plan>>| {
+            let own = distinct(plans.iter().flat_map(|plan| &plan.ops));
+            assert_eq!(names.of(part, case, format, || plans), own, "{case} in {format}");
+        };
+        for format in WeightFormat::ALL {
+            for op in weighted_op_cases(format) {
+                check(Part::Ops, &op.name, format, op.forms());
+            }
+            for (part, model_type) in
+                [Part::Models, Part::Caches].into_iter().flat_map(|part| MODEL_TYPES.map(|model| (part, model)))
+            {
+                let model = ModelCase { model_type, first: false };
+                check(part, model_type, format, model.plans(part, format));
+            }
+        }
+        for op in weightless_op_cases() {
+            check(Part::Ops, &op.name, WeightFormat::F32, op.forms());
+        }
+    }
 }
