@@ -30,7 +30,8 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(super) gpu: GpuArgs,
 
-    /// CPU threads [default: kernels on one and on one for each core, models on one for each core]
+    /// CPU threads of each kernel; with 1, one check runs on each processor at a time [default: kernels on one and on
+    /// one for each core, models on one for each core]
     #[arg(long, short = 't', value_name = "N")]
     pub(super) threads: Option<usize>,
 

@@ -1,10 +1,11 @@
 //! The kernels of a device against the reference: the suite that its tests run, on this machine.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 
 use anyhow::{Result, bail};
 use backend::Backend;
-use backend::conformance::{self, Case, Measure, Part};
+use backend::conformance::{self, Case, Measure, Outcome, Part};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
@@ -103,37 +104,45 @@ fn wants_op(args: &VerifyArgs, op: &str) -> bool {
     args.op.is_empty() || args.op.iter().any(|wanted| wanted == op)
 }
 
-/// Runs `cases` on all `variants`.
-pub(super) fn run(args: &VerifyArgs, cases: &[Case], variants: &[Named], progress: &ProgressBar) -> Vec<KernelResult> {
+/// Runs `cases` on all `variants`, up to `at_once` cases at a time. The results are in the order of the cases.
+pub(super) fn run(
+    args: &VerifyArgs,
+    cases: &[Case],
+    variants: &[Named],
+    at_once: usize,
+    progress: &ProgressBar,
+) -> Vec<KernelResult> {
     let backends: Vec<&dyn Backend> = variants.iter().map(|variant| &*variant.backend).collect();
-    let mut results = Vec::new();
-    for case in cases {
+    let run_case = |case: &Case| {
         progress.set_message(case.name.clone());
-        for (variant, outcomes) in variants.iter().zip(case.run(&backends)) {
-            // Of a case with several forms, only those with the op that is asked for.
-            for outcome in
-                outcomes.into_iter().filter(|outcome| shown_ops(&outcome.ops).iter().any(|op| wants_op(args, op)))
-            {
-                results.push(KernelResult {
-                    part: case.part.name(),
-                    ops: outcome.ops,
-                    case: case.name.clone(),
-                    format: case.format.name(),
-                    kv_type: format!("{:?}", case.kv.format).to_ascii_lowercase(),
-                    block_len: case.kv.block_len,
-                    variant: variant.name.clone(),
-                    measure: outcome.worst.map(|worst| match worst.measure {
-                        Measure::Element => "element",
-                        Measure::Nmse => "nmse",
-                    }),
-                    error: outcome.worst.map(|worst| worst.error),
-                    tolerance: outcome.worst.map(|worst| worst.tolerance),
-                    share: outcome.worst.map(|worst| worst.share()),
-                    fault: outcome.fault,
-                });
-            }
-        }
+        let outcomes = variants.iter().zip(case.run(&backends));
         progress.inc(1);
-    }
-    results
+        let of_variant = |(variant, outcomes)| results(args, case, variant, outcomes);
+        Ok::<Vec<_>, Infallible>(outcomes.flat_map(of_variant).collect())
+    };
+    let Ok(results) = conformance::side_by_side(cases, at_once, run_case);
+    results.into_iter().flatten().collect()
+}
+
+/// What came of `case` on `variant`. Of a case with several forms, only those with the op that is asked for.
+fn results(args: &VerifyArgs, case: &Case, variant: &Named, outcomes: Vec<Outcome>) -> Vec<KernelResult> {
+    let is_wanted = |outcome: &Outcome| shown_ops(&outcome.ops).iter().any(|op| wants_op(args, op));
+    let result = |outcome: Outcome| KernelResult {
+        part: case.part.name(),
+        ops: outcome.ops,
+        case: case.name.clone(),
+        format: case.format.name(),
+        kv_type: format!("{:?}", case.kv.format).to_ascii_lowercase(),
+        block_len: case.kv.block_len,
+        variant: variant.name.clone(),
+        measure: outcome.worst.map(|worst| match worst.measure {
+            Measure::Element => "element",
+            Measure::Nmse => "nmse",
+        }),
+        error: outcome.worst.map(|worst| worst.error),
+        tolerance: outcome.worst.map(|worst| worst.tolerance),
+        share: outcome.worst.map(|worst| worst.share()),
+        fault: outcome.fault,
+    };
+    outcomes.into_iter().filter(is_wanted).map(result).collect()
 }

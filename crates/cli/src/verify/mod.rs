@@ -12,6 +12,7 @@ mod report;
 use std::collections::BTreeSet;
 
 use anyhow::{Result, anyhow, bail};
+use backend::conformance;
 use backend::reference::ReferenceBackend;
 use indicatif::{ProgressBar, ProgressStyle};
 use plan::Kind;
@@ -19,7 +20,7 @@ use plan::Kind;
 pub(crate) use args::VerifyArgs;
 
 use crate::explain;
-use crate::load::find;
+use crate::load::{device, find};
 use crate::output::{note, stdout};
 use args::OutputFormat;
 use devices::Named;
@@ -62,11 +63,11 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
     let steps: usize = pairs.iter().map(|(subject, device, other)| subject.num_steps(args, device, other)).sum();
 
     let progress = progress(cases.len() + steps);
-    let of_kernels = kernels::run(args, &cases, &variants, &progress);
-    let mut of_models = Vec::with_capacity(pairs.len());
-    for (subject, device, other) in pairs {
-        of_models.push(subject.compare(args, device, other, &progress)?);
-    }
+    let at_once = at_once(args);
+    let of_kernels = kernels::run(args, &cases, &variants, at_once, &progress);
+    let compare =
+        |&(subject, device, other): &(&Subject, &Named, &Named)| subject.compare(args, device, other, &progress);
+    let of_models = conformance::side_by_side(&pairs, at_once, compare)?;
     progress.finish_and_clear();
 
     let first = for_models.first().ok_or_else(|| anyhow!("there is no device to verify"))?;
@@ -77,6 +78,18 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<()> {
         OutputFormat::Json => stdout(&report.as_json())?,
     }
     report.verdict().map_or(Ok(()), |verdict| Err(anyhow!(verdict)))
+}
+
+/// How many cases run at a time: with `--threads 1` one on each processor that the process may use, and otherwise one.
+///
+/// A team of several threads spins at its barriers, and beside another case it waits for threads that do not run. GPUs
+/// run one case at a time. So do models that a user names, because several of them may not fit in memory.
+fn at_once(args: &VerifyArgs) -> usize {
+    let has_gpu = [&args.device, &args.against].into_iter().any(|name| device::is_gpu(name));
+    if has_gpu || args.model.is_some() || args.threads != Some(1) {
+        return 1;
+    }
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Why mixtures of experts are not compared on two devices of other arithmetic.
