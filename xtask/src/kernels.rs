@@ -14,8 +14,8 @@ use gpu::kernel_source::{ARCHITECTURES, SOURCE_HASH_FILE, cuda, source_hash};
 use gpu::nvrtc::{self, Usage};
 
 /// Bytes of registers that a kernel may store to memory. What spills more is too much for a thread: make it do less. The
-/// most is that of `expert_down_stream_q8_0` on sm_100, which nobody has run yet.
-const SPILL_BUDGET: u32 = 84;
+/// most is that of `expert_glu_rows_mxfp4` on sm_120, which nobody has run yet.
+const SPILL_BUDGET: u32 = 100;
 
 /// What kernels may take whose groups must lie on one multiprocessor beside those of the kernel behind: with one register more
 /// that begins when they have ended, which no test of results sees.
@@ -219,7 +219,10 @@ mod tests {
     fn spills_over_the_budget_and_waits_are_refused() {
         let kernel = |spilled_bytes, is_serialized| Usage { spilled_bytes, is_serialized, ..usage("sample", 40) };
         assert!(faults("sm_80", &[kernel(SPILL_BUDGET, false)]).is_empty());
-        assert_eq!(faults("sm_80", &[kernel(SPILL_BUDGET + 4, false)]), ["`sample` for sm_80 spills 88 bytes, 84 may"]);
+        assert_eq!(
+            faults("sm_80", &[kernel(SPILL_BUDGET + 4, false)]),
+            ["`sample` for sm_80 spills 104 bytes, 100 may"]
+        );
         let expected = "`sample` for sm_80 runs its matrix instructions one by one";
         assert_eq!(faults("sm_80", &[kernel(0, true)]), [expected]);
     }

@@ -1,6 +1,7 @@
 // route_rows: the experts of some rows, as route.h chooses them, and the rows in the order of their experts. expert_glu_rows: what
-// expert_glu computes of these rows; they are normalised on the way. expert_down_rows: what expert_linear computes of them, a result
-// for each pair of row and slot. Weights stream through group memory at the speed of memory, as in linear_stream.h.
+// expert_glu computes of these rows; they are normalised on the way. It may do what route_rows does, too: each group for itself, so that
+// no launch stands between logits and weights. expert_down_rows: what expert_linear computes of them, a result for each pair of row and
+// slot. Weights stream through group memory at the speed of memory, as in linear_stream.h.
 //
 // Shapes    as experts.h; up to ROUTE_PAIRS_MAX pairs and ROUTE_EXPERTS_MAX experts; results (pairs, n).
 // Tiles     up to ROWS_OF_TILE rows of one expert, listed by route_rows: a launch is the same whatever is chosen.
@@ -16,7 +17,7 @@ struct RouteRowsParams {
   RouteParams route;
   Ptr<i32> pairs;       // in the order of experts: which pair, row · slots + slot
   Ptr<i32> sources;     // likewise: which row
-  Ptr<u32x4> tiles;     // expert, first of its rows in the order of experts, their end
+  Ptr<u32x4> tiles;     // expert, first of the tile's rows in the order of experts, their end
   Ptr<i32> num_tiles;
   i32 tile_rows, padding;
 };
@@ -34,6 +35,8 @@ struct ExpertRowsParams {
   i32 plane, scales_at;        // bytes of a plane of a stage; where its scales begin
   i32 lanes, y_stride;         // lanes for an output of short rows; y_stride: numbers from pair to pair
   i32 tile_cost, row_cost;
+  PairOperand operand;         // where given, gated units go there, and not to y
+  RouteRowsParams route;       // of gated units, where there are logits: what route_rows is told
 };
 
 #ifdef HAS_BULK_COPIES
@@ -43,53 +46,74 @@ struct RouteRowsGroup {
   i32 found[ROUTE_SIMDS];
 };
 
-template <i32 J> FN void route_rows(CONST RouteRowsParams& p, GROUP RouteRowsGroup& g, Lane t) {
-  CONST RouteParams& r = p.route;
+// What a thread knows of the rows of the expert of its number: how many there are, where they and their tiles begin in the order of
+// experts, and how many tiles all experts have.
+struct RowsOfExpert { u32 has[ROUTE_PAIRS_MAX / 32]; i32 first, count, first_tile, tiles, all_tiles; };
+
+// The experts of all rows, which each SIMD group chooses for a row, in the order of their numbers. One group of all leaves ids and weights.
+template <i32 J> FN RowsOfExpert route_rows_order(CONST RouteParams& r, GROUP RouteRowsGroup& g, i32 rows, i32 tile_rows, bool leave, Lane t) {
   const i32 own = t.simd * SIMD + t.lane, slots = route_slots(r.router);
-  if (own < ROUTE_PAIRS_MAX) g.expert[own] = -1;
-  group_barrier();
-  wait_for_previous();
-  // Not before: two groups of the next kernel would share a multiprocessor as long as the kernel ahead has others.
-  let_next_start();
-  const i32 rows = r.rows[0];
   for (i32 row = t.simd; row < rows; row += ROUTE_SIMDS) {
-    const RouteSlot slot = route_row<J>(r, row, t.lane);
+    const RouteSlot slot = route_row<J>(r, row, leave, t.lane);
     if (t.lane < slots) g.expert[row * slots + t.lane] = slot.id;
   }
   group_barrier();
   // Rows of a thread's own expert, and tiles above them in the same word: those of the experts before are added up.
   const i32 pairs = rows * slots;
-  u32 has[ROUTE_PAIRS_MAX / 32];  // which pairs are the expert's
-  i32 count = 0;
+  RowsOfExpert of;
+  of.count = 0;
   UNROLL for (i32 w = 0; w < ROUTE_PAIRS_MAX / 32; w++) {
-    has[w] = 0;
+    of.has[w] = 0;
     if (w * 32 < pairs)
       UNROLL for (i32 i = 0; i < 32; i++) {
         const u32 is_own = g.expert[w * 32 + i] == own ? 1u : 0u;
-        has[w] |= is_own << i;
-        count += i32(is_own);
+        of.has[w] |= is_own << i;
+        of.count += i32(is_own);
       }
   }
-  const i32 tiles = (count + p.tile_rows - 1) / p.tile_rows;
-  i32 ends = count + tiles * 65536;
+  of.tiles = (of.count + tile_rows - 1) / tile_rows;
+  i32 ends = of.count + of.tiles * 65536;
   UNROLL for (i32 d = 1; d < SIMD; d *= 2) {
     const i32 before = shuffle(ends, t.lane >= d ? t.lane - d : t.lane);
     if (t.lane >= d) ends += before;
   }
   if (t.lane == SIMD - 1) g.found[t.simd] = ends;
   group_barrier();
-  UNROLL for (i32 s = 0; s < ROUTE_SIMDS; s++) ends += s < t.simd ? g.found[s] : 0;
-  const i32 end = ends % 65536, first = end - count, first_tile = ends / 65536 - tiles;
-  if (own == ROUTE_EXPERTS_MAX - 1) p.num_tiles[0] = ends / 65536;
-  for (i32 i = 0; i < tiles; i++) p.tiles[first_tile + i] = make16(u32(own), u32(first + i * p.tile_rows), u32(end), 0);
-  i32 place = first;
+  i32 all = 0;
+  UNROLL for (i32 s = 0; s < ROUTE_SIMDS; s++) {
+    ends += s < t.simd ? g.found[s] : 0;
+    all += g.found[s];
+  }
+  of.first = ends % 65536 - of.count;
+  of.first_tile = ends / 65536 - of.tiles;
+  of.all_tiles = all / 65536;
+  return of;
+}
+
+// Leaves the order for the kernels behind.
+FN void route_rows_leave(CONST RouteRowsParams& p, THREAD const RowsOfExpert& of, i32 expert) {
+  const i32 slots = route_slots(p.route.router), end = of.first + of.count;
+  if (expert == 0) p.num_tiles[0] = of.all_tiles;
+  for (i32 i = 0, from = of.first; i < of.tiles; i++, from += p.tile_rows)
+    p.tiles[of.first_tile + i] = make16(u32(expert), u32(from), u32(mini(from + p.tile_rows, end)), 0);
+  i32 place = of.first;
   UNROLL for (i32 w = 0; w < ROUTE_PAIRS_MAX / 32; w++)
-    for (u32 left = has[w]; left != 0; left &= left - 1) {
+    for (u32 left = of.has[w]; left != 0; left &= left - 1) {
       const i32 pair = w * 32 + lowest_bit(left);
       p.pairs[place] = pair;
       p.sources[place] = pair / slots;
       place++;
     }
+}
+
+template <i32 J> FN void route_rows(CONST RouteRowsParams& p, GROUP RouteRowsGroup& g, Lane t) {
+  const i32 own = t.simd * SIMD + t.lane;
+  if (own < ROUTE_PAIRS_MAX) g.expert[own] = -1;
+  group_barrier();
+  wait_for_previous();
+  // Not before: two groups of the next kernel would share a multiprocessor as long as the kernel ahead has others.
+  let_next_start();
+  route_rows_leave(p, route_rows_order<J>(p.route, g, p.route.rows[0], p.tile_rows, true, t), own);
 }
 
 enum { ROWS_OF_TILE = 4, ROWS_MAX = 8, ROWS_TILES_MAX = 320 };
@@ -105,8 +129,9 @@ struct ExpertRowsGroup {
   u32 tile[ROWS_TILES_MAX];      // expert, and from bit 16 the first of its rows
   unsigned char rows[ROWS_TILES_MAX];
   f32 squares[ROWS_MAX][STREAM_SIMDS];  // of the rows of a round, summed up by each SIMD group
+  RouteRowsGroup route;
 };
-static_assert(sizeof(ExpertRowsGroup) <= 4352, "x begins at byte 4352");
+static_assert(sizeof(ExpertRowsGroup) <= 5504, "x begins at byte 5504");
 
 // Sums over lanes of each of N numbers: a lane has that of number lane / (SIMD / N).
 template <i32 N> FN f32 sums_apart(THREAD f32 (&v)[N], i32 lane) {
@@ -193,7 +218,9 @@ FN void rows_finish(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Til
   const f32 factor = KIND == STREAM_EXPERT_GLU ? rows_factor(e.linear, whole.squares[of.first + row]) : 1.f;
   a = a * factor + bias;
   if (KIND == STREAM_EXPERT_GLU) a = near_gated(a, b * factor + up_bias, s.activation);
-  s.y[whole.pair[of.place + row] * e.y_stride + output] = a;
+  const i32 pair = whole.pair[of.place + row];
+  if (KIND == STREAM_EXPERT_GLU && given(e.operand.rows)) pair_operand_store(e.operand, pair, output, a);
+  else s.y[pair * e.y_stride + output] = a;
 }
 
 // Rows of a tile that are multiplied together. Numbers of E2M1 take a table, so that they are looked up once for two rows; of other codes
@@ -423,6 +450,21 @@ FN i32 rows_simd_share(CONST ExpertRowsParams& e, TileRows a, TileRows b, i32 of
   return at < all_a ? at / cost_a : of_a + (at - all_a) / cost_b;
 }
 
+// What route_rows would leave, in group memory, and how many tiles there are; one group leaves it for the kernels behind.
+FN i32 rows_route(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& g, i32 rows, Lane t) {
+  const i32 own = t.simd * SIMD + t.lane, tile_rows = e.route.tile_rows;
+  const RowsOfExpert of = route_rows_order<4>(e.route.route, g.route, rows, tile_rows, t.gx == 0, t);
+  for (i32 i = 0; i < of.tiles; i++) {
+    g.tile[of.first_tile + i] = u32(own) | u32(of.first + i * tile_rows) << 16;
+    g.rows[of.first_tile + i] = (unsigned char)mini(tile_rows, of.count - i * tile_rows);
+  }
+  i32 place = of.first;
+  UNROLL for (i32 w = 0; w < ROUTE_PAIRS_MAX / 32; w++)
+    for (u32 left = of.has[w]; left != 0; left &= left - 1) g.pair[place++] = w * 32 + lowest_bit(left);
+  if (t.gx == 0) route_rows_leave(e.route, of, own);
+  return of.all_tiles;
+}
+
 template <class W, StreamKind KIND>
 FN void expert_rows(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Lane t) {
   CONST LinearStreamParams& p = e.linear;
@@ -435,19 +477,32 @@ FN void expert_rows(CONST ExpertRowsParams& e, GROUP ExpertRowsGroup& whole, Lan
   RowsCursor next;
   next.unit = next.left = next.at = next.scales_at = next.piece = next.stage = 0;
   RowsPlace at_place = {0, 0};
+  const bool routes = KIND == STREAM_EXPERT_GLU && given(e.route.route.logits);
+  const i32 rows = routes ? e.route.route.rows[0] : 0;
+  if (routes && thread < ROUTE_PAIRS_MAX) whole.route.expert[thread] = -1;
+  if (routes) group_barrier();
   wait_for_previous();
-  // All lists at once, whatever of them this group needs: what is read one after the other is waited for one after the other.
-  const i32 tiles = e.num_tiles[0];
-  i32 first_row = 0, own_rows = 0;
-  if (thread < e.tiles_max) {
-    const u32x4 tile = e.tiles[thread];
-    first_row = i32(tile.y);
-    own_rows = mini(e.tile_rows, i32(tile.z - tile.y));
-    whole.tile[thread] = tile.x | tile.y << 16;
-    whole.rows[thread] = (unsigned char)own_rows;
+  i32 tiles, first_row = 0, own_rows = 0;
+  if (routes) {
+    tiles = rows_route(e, whole, rows, t);
+    group_barrier();
+    if (thread < tiles) {
+      first_row = i32(whole.tile[thread] >> 16);
+      own_rows = i32(whole.rows[thread]);
+    }
+  } else {
+    // All lists at once, whatever of them this group needs: what is read one after the other is waited for one after the other.
+    tiles = e.num_tiles[0];
+    if (thread < e.tiles_max) {
+      const u32x4 tile = e.tiles[thread];
+      first_row = i32(tile.y);
+      own_rows = mini(e.tile_rows, i32(tile.z - tile.y));
+      whole.tile[thread] = tile.x | tile.y << 16;
+      whole.rows[thread] = (unsigned char)own_rows;
+    }
+    if (thread < e.pairs_max) whole.pair[thread] = e.pairs[thread];
+    group_barrier();
   }
-  if (thread < e.pairs_max) whole.pair[thread] = e.pairs[thread];
-  group_barrier();
   rows_shares(e, whole, tiles, first_row, own_rows, t);
   group_barrier();
   i32 unit = whole.share[0];

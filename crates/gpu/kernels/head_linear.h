@@ -2,8 +2,8 @@
 //
 // Shapes    x (rows, heads · k), f32, or rows of which `columns` (heads · k) names what each number is; matrices (n, k) of each head in
 //           any weight format, one after another at equal distances; y (rows, heads · n), f32.
-// Grid      (n / 32, rows / M, heads); four lanes make an output of M rows, so that heads of few features fill a SIMD group. W is read
-//           once for M rows.
+// Grid      (n / outputs of a group, rows / M, heads); four lanes make an output of M rows, so that heads of few features fill a SIMD
+//           group. W is read once for M rows.
 // Bytes     the matrices of all heads, once for M rows. Bound by memory at small M.
 // Accuracy  as linear.h.
 // Order     a lane adds the chunks c ≡ lane (mod 4) in order, then the four lanes by halves, then bias, whatever M is: a row's result
@@ -38,7 +38,13 @@ FN f32x4 head_vector(CONST HeadLinearParams& p, i32 row, i32 head, i32 i) {
   v.w = i * 4 + 3 < p.k ? x[columns[i * 4 + 3]] : 0.f;
   return v;
 }
-FN f32x4 head_source(CONST HeadLinearParams& p, CONST HeadLinearParams& source, i32 row, i32 head, i32 i) { return head_vector(p, row, head, i); }
+// Where rows come from: how many vectors of one a thread asks for at once, and what it knows of a row before the kernel ahead has ended.
+template <class S> struct HeadSource {
+  enum { AT_ONCE = 2 };
+  typedef i32 Row;
+};
+FN i32 head_row(CONST HeadLinearParams&, CONST HeadLinearParams&, i32 row) { return row; }
+FN f32x4 head_source(CONST HeadLinearParams& p, CONST HeadLinearParams&, i32 row, i32 head, i32 i) { return head_vector(p, row, head, i); }
 
 // J chunks of a row of weights, four apart from `first`; those past the row's end are zero.
 template <class W, i32 J> struct HeadTile { typename W::Chunk chunk[J]; };
@@ -54,7 +60,7 @@ FN void head_load(THREAD HeadTile<W, J>& tile, Ptr<const u32x4> weight, Ptr<cons
 // M rows from `source`, J chunks of an output in flight a lane.
 template <class W, i32 M, i32 J, class S>
 FN void head_linear_of(CONST HeadLinearParams& p, CONST S& source, GROUP HeadGroup<M>& g, Lane t) {
-  enum { TILE = HEAD_LANES * J, V = W::LEN / 4, PIECE = HEAD_VECTORS / V };  // in chunks
+  enum { TILE = HEAD_LANES * J, V = W::LEN / 4, PIECE = HEAD_VECTORS / V, AT_ONCE = HeadSource<S>::AT_ONCE };  // in chunks
   static_assert(PIECE % TILE == 0, "a piece is whole tiles");
   const i32 head = t.gz, part = t.lane % HEAD_LANES, column = (t.gx * t.simds + t.simd) * HEAD_OUTPUTS + t.lane / HEAD_LANES;
   const i32 chunks = (p.k + W::LEN - 1) / W::LEN, output = mini(column, p.n - 1);
@@ -65,20 +71,25 @@ FN void head_linear_of(CONST HeadLinearParams& p, CONST S& source, GROUP HeadGro
   let_next_start();
   // Weights are asked for before the kernel ahead has ended.
   head_load<W, J>(tile, weight, scales, output, part, chunks);
-  wait_for_previous();
   const i32 rows = p.rows[0], first_row = t.gy * M;
+  // Each SIMD group brings vectors of one row to group memory, so that all rows come at once.
+  const i32 own = t.simd % M, own_first = t.simd / M * SIMD + t.lane, own_threads = t.simds / M * SIMD;
+  const typename HeadSource<S>::Row own_row = head_row(p, source, maxi(mini(first_row + own, rows - 1), 0));
+  wait_for_previous();
   if (first_row >= rows) return;  // the whole group
   f32 sum[M];
   UNROLL for (i32 m = 0; m < M; m++) sum[m] = 0.f;
   for (i32 piece = 0; piece < chunks; piece += PIECE) {
     const i32 end = mini(piece + PIECE, (chunks + TILE - 1) / TILE * TILE);
     if (piece > 0) group_barrier();
-    UNROLL for (i32 m = 0; m < M; m++)
-      for (i32 i = t.simd * SIMD + t.lane; i < (end - piece) * V; i += GROUP_THREADS) {
-        const i32 chunk = i / V;  // vector i of a chunk beside vector i of the next
-        g.x[m][chunk / HEAD_LANES * (HEAD_LANES * V) + i % V * HEAD_LANES + chunk % HEAD_LANES] =
-            head_source(p, source, mini(first_row + m, rows - 1), head, piece * V + i);
+    for (i32 first = own_first; first < (end - piece) * V; first += own_threads * AT_ONCE) {
+      f32x4 v[AT_ONCE];
+      UNROLL for (i32 j = 0; j < AT_ONCE; j++) v[j] = head_source(p, source, own_row, head, piece * V + first + j * own_threads);
+      UNROLL for (i32 j = 0; j < AT_ONCE; j++) {
+        const i32 i = first + j * own_threads, chunk = i / V;  // vector i of a chunk beside vector i of the next
+        if (i < (end - piece) * V) g.x[own][chunk / HEAD_LANES * (HEAD_LANES * V) + i % V * HEAD_LANES + chunk % HEAD_LANES] = v[j];
       }
+    }
     group_barrier();
     for (i32 base = piece; base < end; base += TILE) {
       if (base + TILE < chunks) head_load<W, J>(next, weight, scales, output, base + TILE + part, chunks);

@@ -139,10 +139,10 @@ struct LatentRopeWriteParams {
   f32 eps;
 };
 
-// A group turns `rope_dim` columns of x, and stores them.
+// So many threads, of which one is `first`, turn `rope_dim` columns of x, and store them.
 template <class E, class Y>
-FN void latent_turn(CONST LatentRopeWriteParams<E>& p, Ptr<const f32> x, Ptr<const i32> columns, Ptr<const f32x2> angles, Ptr<Y> y, i64 to, i32 first) {
-  for (i32 i = first; i < p.rope_dim / 2; i += GROUP_THREADS) {
+FN void latent_turn(CONST LatentRopeWriteParams<E>& p, Ptr<const f32> x, Ptr<const i32> columns, Ptr<const f32x2> angles, Ptr<Y> y, i64 to, i32 first, i32 threads) {
+  for (i32 i = first; i < p.rope_dim / 2; i += threads) {
     const RopePair pair = rope_pair(i, p.rope_dim / 2, p.turned);
     f32 a = x[columns[pair.low]], b = x[columns[pair.high]];
     if (i < p.turned) {
@@ -156,18 +156,23 @@ FN void latent_turn(CONST LatentRopeWriteParams<E>& p, Ptr<const f32> x, Ptr<con
   }
 }
 
-// What a group does for a head of a row, or behind the last for the row of the cache.
+// The angles of a row.
 template <class E>
-FN void latent_rope_item(CONST LatentRopeWriteParams<E>& p, i32 row, i32 head, GROUP SumGroup& g, Lane t) {
+FN Ptr<const f32x2> latent_angles(CONST LatentRopeWriteParams<E>& p, i32 row) { return offset(p.angles, i64(p.positions[row]) * p.turned); }
+
+// What so many threads do for a head of a row.
+template <class E>
+FN void latent_rope_head(CONST LatentRopeWriteParams<E>& p, i32 row, i32 head, i32 first, i32 threads) {
+  const Ptr<const f32> q = offset(p.q, i64(row) * p.q_stride);
+  for (i32 i = first; given(p.q_nope) && i < p.nope; i += threads)
+    p.q_nope[i64(row) * p.q_nope_stride + head * p.nope + i] = q[p.q_nope_columns[head * p.nope + i]];
+  latent_turn(p, q, offset(p.q_rope_columns, head * p.rope_dim), latent_angles(p, row), p.q_rope, i64(row) * p.q_rope_stride + head * p.rope_dim, first, threads);
+}
+
+// What a group does for a row of the cache.
+template <class E>
+FN void latent_cache_row(CONST LatentRopeWriteParams<E>& p, i32 row, GROUP SumGroup& g, Lane t) {
   const i32 first = t.simd * SIMD + t.lane;
-  const Ptr<const f32x2> angles = offset(p.angles, i64(p.positions[row]) * p.turned);
-  if (head < p.heads) {
-    const Ptr<const f32> q = offset(p.q, i64(row) * p.q_stride);
-    for (i32 i = first; given(p.q_nope) && i < p.nope; i += GROUP_THREADS)
-      p.q_nope[i64(row) * p.q_nope_stride + head * p.nope + i] = q[p.q_nope_columns[head * p.nope + i]];
-    latent_turn(p, q, offset(p.q_rope_columns, head * p.rope_dim), angles, p.q_rope, i64(row) * p.q_rope_stride + head * p.rope_dim, first);
-    return;
-  }
   const Ptr<const f32> kv = offset(p.kv, i64(row) * p.kv_stride);
   const i64 to = i64(p.slots[row]) * (p.dim + p.rope_dim);
   f32 squares = 0;
@@ -177,18 +182,20 @@ FN void latent_rope_item(CONST LatentRopeWriteParams<E>& p, i32 row, i32 head, G
   }
   const f32 scale = inv_sqrt(sum_group(squares, g, t) / f32(p.dim) + p.eps);
   for (i32 i = first; i < p.dim; i += GROUP_THREADS) store(p.cache, to + i, kv[p.latent_columns[i]] * scale * p.gain[i]);
-  latent_turn(p, kv, p.rope_columns, angles, p.cache, to + p.dim, first);
+  latent_turn(p, kv, p.rope_columns, latent_angles(p, row), p.cache, to + p.dim, first, GROUP_THREADS);
 }
 
 template <class E>
 FN void latent_rope_write(CONST LatentRopeWriteParams<E>& p, GROUP SumGroup& g, Lane t) {
   let_next_start();
   wait_for_previous();
-  if (t.gy < p.rows[0]) latent_rope_item(p, t.gy, t.gx, g, t);
+  if (t.gy >= p.rows[0]) return;
+  if (t.gx < p.heads) latent_rope_head(p, t.gy, t.gx, t.simd * SIMD + t.lane, GROUP_THREADS);
+  else latent_cache_row(p, t.gy, g, t);
 }
 
-// latent_head_linear: the same, and head_linear of q_nope, which nobody else reads and so is not stored. Grid as head_linear, and one
-// more in z for what latent_rope_write does.
+// latent_head_linear: the same, and head_linear of q_nope, which nobody else reads and so is not stored. Grid as head_linear, and more
+// in z for what latent_rope_write does: a group for each row of the cache, then a SIMD group for each head of each row.
 struct LatentHeadParams {
   HeadLinearParams heads;
   LatentRopeWriteParams<f16> write;
@@ -202,12 +209,13 @@ FN void latent_head_linear(CONST LatentHeadParams& p, GROUP HeadGroup<M>& g, Lan
   }
   let_next_start();
   wait_for_previous();
-  const i32 end = mini(t.gy * M + M, p.write.rows[0]);
-  for (i32 row = t.gy * M; row < end; row++)
-    for (i32 head = t.gx; head <= p.write.heads; head += p.heads.groups) {
-      latent_rope_item(p.write, row, head, g.sum, t);
-      group_barrier();  // the sum has been read
-    }
+  const i32 first_row = t.gy * M, rows = mini(M, p.write.rows[0] - first_row), group = (t.gz - p.heads.heads) * p.heads.groups + t.gx;
+  if (group < M) {
+    if (group < rows) latent_cache_row(p.write, first_row + group, g.sum, t);
+    return;
+  }
+  const i32 item = (group - M) * t.simds + t.simd, row = item / p.write.heads;
+  if (row < rows) latent_rope_head(p.write, first_row + row, item - row * p.write.heads, t.lane, SIMD);
 }
 #define LATENT_HEAD_LINEAR(FORMAT, W, ONE, FOUR)                                                                                \
   KERNEL(latent_head_linear_##FORMAT##_m1, LatentHeadParams, head_linear_m1_memory, 128, latent_head_linear<W, 1, ONE>)         \
@@ -486,31 +494,37 @@ typedef MlaGroup<32> mla_attention_h32_memory;
 KERNEL_DYNAMIC(mla_attention_f16_h16, MlaParams<f16>, mla_attention_h16_memory, 256, mla_matrix<16>)
 KERNEL_DYNAMIC(mla_attention_f16_h32, MlaParams<f16>, mla_attention_h32_memory, 256, mla_matrix<32>)
 
-// Four latent numbers of a head of item `item`, folded from its splits in order.
-FN f32x4 mla_folded(CONST MlaParams<f16>& p, i32 item, i32 head, i32 v) {
-  enum { AHEAD = 8 };
+// An item of attention whose splits are folded: its row, and how many splits there are.
+struct MlaItem { i32 item, row, splits; };
+FN MlaItem mla_item(CONST MlaParams<f16>& p, i32 item) {
   CONST AttentionParams<f16>& a = p.attention;
   const i32 row = a.items[item].x;
-  const MlaCut cut = mla_cut(a.positions[row], p.tile, a.max_splits);
-  if (cut.splits == 1) {
-    const Ptr<f32> out = offset(a.out, i64(row) * a.out_stride + head * MLA_DIM + v * 4);
+  return {item, row, mla_cut(a.positions[row], p.tile, a.max_splits).splits};
+}
+
+// Four latent numbers of a head of an item, folded from its splits in order.
+FN f32x4 mla_folded(CONST MlaParams<f16>& p, MlaItem of, i32 head, i32 v) {
+  enum { AHEAD = 8 };
+  CONST AttentionParams<f16>& a = p.attention;
+  if (of.splits == 1) {
+    const Ptr<f32> out = offset(a.out, i64(of.row) * a.out_stride + head * MLA_DIM + v * 4);
     f32x4 whole;
     whole.x = out[0]; whole.y = out[1]; whole.z = out[2]; whole.w = out[3];
     return whole;
   }
-  const i64 from = (i64(item) * a.heads + head) * a.max_splits;
+  const i64 from = (i64(of.item) * a.heads + head) * a.max_splits;
   AttentionState all = attention_nothing();
-  for (i32 base = 0; base < cut.splits; base += AHEAD) {
+  for (i32 base = 0; base < of.splits; base += AHEAD) {
     AttentionState next[AHEAD];
     UNROLL for (i32 j = 0; j < AHEAD; j++) {
-      const i64 at = from + mini(base + j, cut.splits - 1);
+      const i64 at = from + mini(base + j, of.splits - 1);
       const f32x2 stat = a.stats[at];
       next[j].acc = a.partials[at * (MLA_DIM / 4) + v];
       next[j].top = stat.x;
       next[j].sum = stat.y;
     }
     UNROLL for (i32 j = 0; j < AHEAD; j++)
-      if (base + j < cut.splits) attention_fold(all, next[j]);
+      if (base + j < of.splits) attention_fold(all, next[j]);
   }
   const f32 scale = 1.f / all.sum;
   all.acc.x *= scale; all.acc.y *= scale; all.acc.z *= scale; all.acc.w *= scale;
@@ -523,24 +537,30 @@ FN void mla_fold(CONST MlaParams<f16>& p, GROUP NoGroup&, Lane t) {
   let_next_start();
   wait_for_previous();
   if (t.gy >= a.num_items[0]) return;
-  const i32 row = a.items[t.gy].x, v = t.simd * SIMD + t.lane;
-  if (mla_cut(a.positions[row], p.tile, a.max_splits).splits == 1) return;  // it is there
-  const f32x4 all = mla_folded(p, t.gy, t.gx, v);
-  const Ptr<f32> out = offset(a.out, i64(row) * a.out_stride + t.gx * MLA_DIM + v * 4);
+  const i32 v = t.simd * SIMD + t.lane;
+  const MlaItem of = mla_item(p, t.gy);
+  if (of.splits == 1) return;  // it is there
+  const f32x4 all = mla_folded(p, of, t.gx, v);
+  const Ptr<f32> out = offset(a.out, i64(of.row) * a.out_stride + t.gx * MLA_DIM + v * 4);
   out[0] = all.x; out[1] = all.y; out[2] = all.z; out[3] = all.w;
 }
 KERNEL(mla_fold, MlaParams<f16>, NoGroup, 128, mla_fold)
 
-// fold_head_linear: head_linear of what mla_fold would give.
-FN f32x4 head_source(CONST HeadLinearParams& p, CONST MlaParams<f16>& source, i32 row, i32 head, i32 i) {
+// fold_head_linear: head_linear of what mla_fold would give. Groups of several rows are large, so that a vector is folded for 128 outputs.
+template <> struct HeadSource<MlaParams<f16>> {
+  enum { AT_ONCE = 1 };
+  typedef MlaItem Row;
+};
+FN MlaItem head_row(CONST HeadLinearParams&, CONST MlaParams<f16>& source, i32 row) { return mla_item(source, row); }
+FN f32x4 head_source(CONST HeadLinearParams& p, CONST MlaParams<f16>& source, MlaItem of, i32 head, i32 i) {
   f32x4 zero;
   zero.x = zero.y = zero.z = zero.w = 0.f;
-  return i < MLA_DIM / 4 ? mla_folded(source, row, head, i) : zero;
+  return i < MLA_DIM / 4 ? mla_folded(source, of, head, i) : zero;
 }
 template <class W, i32 M, i32 J>
 FN void fold_head_linear(CONST FoldHeadParams& p, GROUP HeadGroup<M>& g, Lane t) { head_linear_of<W, M, J>(p.heads, p.mla, g, t); }
 #define FOLD_HEAD_LINEAR(FORMAT, W, ONE, FOUR)                                                                             \
   KERNEL(fold_head_linear_##FORMAT##_m1, FoldHeadParams, head_linear_m1_memory, 128, fold_head_linear<W, 1, ONE>)          \
-  KERNEL(fold_head_linear_##FORMAT##_m4, FoldHeadParams, head_linear_m4_memory, 128, fold_head_linear<W, 4, FOUR>)
+  KERNEL(fold_head_linear_##FORMAT##_m4, FoldHeadParams, head_linear_m4_memory, 512, fold_head_linear<W, 4, FOUR>)
 EACH_HEAD_FORMAT(FOLD_HEAD_LINEAR)
 #endif

@@ -33,3 +33,15 @@ FN void operand_store(CONST OperandPlace& to, i32 row, i32 first, f32x4 v) {
   to.rows[at] = to.is_bf16 ? to_bf16x2(x, b) : f32x2_to_f16x2(x, b);
   to.rows[at + next] = to.is_bf16 ? to_bf16x2(c, w) : f32x2_to_f16x2(c, w);
 }
+
+// Rows as the operand of sm90/experts_mma.h, in f16, left by the gated units of experts: a row for each pair of a row and a slot.
+struct PairOperand {
+  Ptr<f16> rows;         // absent: nobody wants them
+  i32 stride, in_turns;  // stride in numbers; the order is IN_TURNS, or that of x
+  f32 factor;            // as OperandPlace has it
+  i32 padding;
+};
+FN void pair_operand_store(CONST PairOperand& to, i32 pair, i32 n, f32 v) {
+  const i32 place = to.in_turns && ((n + 1) & 2) != 0 ? n ^ 3 : n;
+  store(to.rows, i64(pair) * to.stride + place, v * to.factor);
+}

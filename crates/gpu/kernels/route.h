@@ -25,8 +25,8 @@ struct RouteParams {
 // router_logits: logits = norm(x) · Wᵀ + bias, for few rows; router_logits_many: for more.
 //
 // Shapes    x (rows, k), f32, rows on 16 bytes; gain (k,); W (experts, k), k a multiple of 4; bias (experts,) or none.
-// Grid      (experts, rows / ROUTER_ROWS): a group has one row of W for so many rows. Of many: (experts / 16, …), a SIMD group
-//           has ROUTER_EXPERTS rows of W.
+// Grid      (experts, rows / R): a group has one row of W for so many rows, few, so that all of them come at once. Of many:
+//           (experts / 16, rows / ROUTER_ROWS), a SIMD group has ROUTER_EXPERTS rows of W.
 // Bytes     W once for ROUTER_ROWS rows; x once for each expert, or for 16, from the second cache. Bound by latency, or by the
 //           first cache.
 // Accuracy  f32. The norm is a factor at the end, because squares are added up with the products.
@@ -169,15 +169,15 @@ template <i32 J> FN RouteSlot route_choose(CONST RouterParams& r, THREAD f32 (&s
   return route_weigh(r, slot, lane);
 }
 
-// The experts of one row, which a SIMD group leaves where the row has them.
-template <i32 J> FN RouteSlot route_row(CONST RouteParams& p, i32 row, i32 lane) {
+// The experts of one row, which a SIMD group leaves where the row has them, if it should.
+template <i32 J> FN RouteSlot route_row(CONST RouteParams& p, i32 row, bool leave, i32 lane) {
   f32 score[J];
   UNROLL for (i32 j = 0; j < J; j++) {
     const i32 expert = j * SIMD + lane;
     score[j] = expert < p.router.experts ? p.logits[i64(row) * p.logits_stride + expert] : 0.f;
   }
   const RouteSlot slot = route_choose<J>(p.router, score, lane);
-  if (lane < route_slots(p.router)) {
+  if (leave && lane < route_slots(p.router)) {
     p.ids[i64(row) * p.ids_stride + lane] = f32(slot.id);
     p.weights[i64(row) * p.weights_stride + lane] = slot.weight;
   }
@@ -187,10 +187,11 @@ template <i32 J> FN RouteSlot route_row(CONST RouteParams& p, i32 row, i32 lane)
 template <i32 J> FN void route(CONST RouteParams& p, GROUP NoGroup&, Lane t) {
   let_next_start();
   wait_for_previous();
-  if (t.gy < p.rows[0]) route_row<J>(p, t.gy, t.lane);  // the whole group
+  if (t.gy < p.rows[0]) route_row<J>(p, t.gy, true, t.lane);  // the whole group
 }
-enum { ROUTER_ROWS = 8, ROUTER_AHEAD = 4 };
-struct RouterLogitsGroup { f32 product[GROUP_SIMDS][ROUTER_ROWS], squares[GROUP_SIMDS][ROUTER_ROWS]; };
+// Rows of a group: of router_logits, of router_rows of sm90/experts_mma.h, which has more of them, and of router_logits_many.
+enum { ROUTER_FEW_ROWS = 2, ROUTER_MORE_ROWS = 4, ROUTER_ROWS = 8, ROUTER_AHEAD = 4 };
+template <i32 R> struct RouterLogitsGroup { f32 product[GROUP_SIMDS][R], squares[GROUP_SIMDS][R]; };
 
 // Four weights of a row, times the gain.
 FN f32x4 router_weights(Ptr<const f32> w, i32 i) { return vectors4(w)[i]; }
@@ -211,34 +212,39 @@ FN f32x4 router_scaled(CONST RouterLogitsParams<E>& p, i32 expert, i32 i) {
   return v;
 }
 
-template <class E>
-FN void router_logits(CONST RouterLogitsParams<E>& p, GROUP RouterLogitsGroup& g, Lane t) {
-  const i32 expert = t.gx, first = t.gy * ROUTER_ROWS, own = t.simd * SIMD + t.lane, rows = p.rows[0];
+template <class E, i32 R>
+FN void router_logits(CONST RouterLogitsParams<E>& p, GROUP RouterLogitsGroup<R>& g, Lane t) {
+  const i32 expert = t.gx, first = t.gy * R, own = t.simd * SIMD + t.lane, rows = p.rows[0];
   let_next_start();
   f32x4 ahead[ROUTER_AHEAD];
   UNROLL for (i32 j = 0; j < ROUTER_AHEAD; j++) ahead[j] = router_scaled(p, expert, own + j * GROUP_THREADS);
   wait_for_previous();
   if (first >= rows) return;  // the whole group
-  f32 product[ROUTER_ROWS], squares[ROUTER_ROWS];
-  UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) product[r] = squares[r] = 0.f;
+  f32 product[R], squares[R];
+  UNROLL for (i32 r = 0; r < R; r++) product[r] = squares[r] = 0.f;
   for (i32 base = 0; base * 4 < p.k; base += ROUTER_AHEAD * GROUP_THREADS) {
+    f32x4 x[ROUTER_AHEAD][R];
     UNROLL for (i32 j = 0; j < ROUTER_AHEAD; j++) {
       const i32 i = base + j * GROUP_THREADS + own;
       if (base > 0) ahead[j] = router_scaled(p, expert, i);
-      if (i * 4 < p.k)
-        UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) {
-          const f32x4 x = p.x[i64(mini(first + r, rows - 1)) * (p.x_stride / 4) + i];
-          product[r] = fma32(x.w, ahead[j].w, fma32(x.z, ahead[j].z, fma32(x.y, ahead[j].y, fma32(x.x, ahead[j].x, product[r]))));
-          squares[r] = fma32(x.w, x.w, fma32(x.z, x.z, fma32(x.y, x.y, fma32(x.x, x.x, squares[r]))));
-        }
+      UNROLL for (i32 r = 0; r < R; r++) {
+        x[j][r].x = x[j][r].y = x[j][r].z = x[j][r].w = 0.f;
+        if (i * 4 < p.k) x[j][r] = p.x[i64(mini(first + r, rows - 1)) * (p.x_stride / 4) + i];
+      }
     }
+    UNROLL for (i32 j = 0; j < ROUTER_AHEAD; j++)
+      UNROLL for (i32 r = 0; r < R; r++) {
+        const f32x4 v = x[j][r];
+        product[r] = fma32(v.w, ahead[j].w, fma32(v.z, ahead[j].z, fma32(v.y, ahead[j].y, fma32(v.x, ahead[j].x, product[r]))));
+        squares[r] = fma32(v.w, v.w, fma32(v.z, v.z, fma32(v.y, v.y, fma32(v.x, v.x, squares[r]))));
+      }
   }
-  UNROLL for (i32 r = 0; r < ROUTER_ROWS; r++) {
+  UNROLL for (i32 r = 0; r < R; r++) {
     const f32 sum = sum_lanes<SIMD>(product[r]), square = sum_lanes<SIMD>(squares[r]);
     if (t.lane == 0) { g.product[t.simd][r] = sum; g.squares[t.simd][r] = square; }
   }
   group_barrier();
-  if (own >= ROUTER_ROWS || first + own >= rows) return;
+  if (own >= R || first + own >= rows) return;
   f32 sum = 0.f, square = 0.f;
   UNROLL for (i32 s = 0; s < GROUP_SIMDS; s++) { sum += g.product[s][own]; square += g.squares[s][own]; }
   const f32 scale = inv_sqrt(square / f32(p.k) + p.eps);
@@ -278,9 +284,10 @@ FN void router_logits_many(CONST RouterLogitsParams<E>& p, GROUP NoGroup&, Lane 
     }
   }
 }
-KERNEL(router_logits_f32, RouterLogitsParams<f32>, RouterLogitsGroup, 128, router_logits<f32>)
-KERNEL(router_logits_f16, RouterLogitsParams<f16>, RouterLogitsGroup, 128, router_logits<f16>)
-KERNEL(router_logits_bf16, RouterLogitsParams<bf16>, RouterLogitsGroup, 128, router_logits<bf16>)
+typedef RouterLogitsGroup<ROUTER_FEW_ROWS> router_logits_memory;
+KERNEL(router_logits_f32, RouterLogitsParams<f32>, router_logits_memory, 128, router_logits<f32, ROUTER_FEW_ROWS>)
+KERNEL(router_logits_f16, RouterLogitsParams<f16>, router_logits_memory, 128, router_logits<f16, ROUTER_FEW_ROWS>)
+KERNEL(router_logits_bf16, RouterLogitsParams<bf16>, router_logits_memory, 128, router_logits<bf16, ROUTER_FEW_ROWS>)
 KERNEL(router_logits_many_f32, RouterLogitsParams<f32>, NoGroup, 128, router_logits_many<f32>)
 KERNEL(router_logits_many_f16, RouterLogitsParams<f16>, NoGroup, 128, router_logits_many<f16>)
 KERNEL(router_logits_many_bf16, RouterLogitsParams<bf16>, NoGroup, 128, router_logits_many<bf16>)

@@ -25,7 +25,7 @@ use crate::ops::{self, OpLaunches};
 use crate::params::{Address, Chosen};
 use crate::profile::{self, Watched};
 use crate::site::{ArenaLayout, LoadedPlan};
-use crate::step_input::{Tiles, max_positions};
+use crate::step_input::{StepRows, Tiles, max_positions};
 use crate::target::Target;
 use crate::weights::DeviceWeights;
 
@@ -90,8 +90,6 @@ impl Memory {
 /// A program: what a step of up to its shape runs.
 struct Program {
     kind: ResultKind,
-    /// Whether rows of latent attention may attend to keys and values of their own in it.
-    expand: bool,
     layout: ArenaLayout,
     ops: Vec<OpLaunches>,
     /// What `ops` are.
@@ -177,7 +175,10 @@ pub(crate) fn footprint(
     let decode = StepShape { tokens: largest.sequences, ..largest };
     let of_one = StepShape { tokens: 1, sequences: 1, outputs: 1 };
     let layouts = [largest, decode, of_one]
-        .map(|shape| [true, false].map(|expand| ops::lay_out(&loaded, shape.bucket(), expand)))
+        .map(|shape| {
+            let of_rows = |rows| ops::lay_out(&loaded, shape.bucket(), rows);
+            [StepRows::of_shape(shape), StepRows::Several, StepRows::Expanded].map(of_rows)
+        })
         .concat();
     let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
     let step = layouts.iter().map(|layout| layout.step.bytes()).max().unwrap_or(0);
@@ -346,11 +347,11 @@ impl GpuExecutable {
     ) -> Result<usize, BackendError> {
         input.check_fed(self.plan.vocab_size, &self.cache.layout, outputs_before)?;
         let shape = input.shape().bucket();
-        let mut index = self.compile_of(kind, shape, true)?;
+        let mut index = self.compile_of(kind, shape, StepRows::of_step(input))?;
         let step = &self.programs[index].layout.step;
         // Some results of ops are never made where others are expanded.
         if matches!(step.tiles, Tiles::Expanded { .. }) && (observed || !step.has_room(input)) {
-            index = self.compile_of(kind, shape, false)?;
+            index = self.compile_of(kind, shape, StepRows::Several)?;
         }
         let mut words = std::mem::take(&mut self.words);
         let encoded = self.programs[index].layout.step.encode(input, &mut words);
@@ -382,20 +383,20 @@ impl GpuExecutable {
     }
 
     /// The place of the program of that plan for steps of up to `shape`; makes it if there is none.
-    fn compile_of(&mut self, kind: ResultKind, shape: StepShape, expand: bool) -> Result<usize, BackendError> {
-        if let Ok(place) = self.find(kind, shape, expand) {
+    fn compile_of(&mut self, kind: ResultKind, shape: StepShape, rows: StepRows) -> Result<usize, BackendError> {
+        if let Ok(place) = self.find(kind, shape, rows) {
             return Ok(place);
         }
         if shape.tokens > TOKENS_MAX {
             let reason = format!("a step of {} tokens is too large: at most {TOKENS_MAX}", shape.tokens);
             return Err(BackendError::Device { device: self.device.clone(), reason });
         }
-        let layout = ops::lay_out(&self.loaded(kind), shape, expand);
+        let layout = ops::lay_out(&self.loaded(kind), shape, rows);
         self.reserve(&layout)?;
         let ops = ops::lower(&self.loaded(kind), &layout, self.memory.regions(), false);
-        let place = self.find(kind, shape, expand).expect_err("not there a moment ago");
+        let place = self.find(kind, shape, rows).expect_err("not there a moment ago");
         let infos = profile::infos(self.plan_of(kind), &self.weights, &ops).into();
-        let program = Program { kind, expand, layout, ops, infos, recording: None, choosing: None, sampling: None };
+        let program = Program { kind, layout, ops, infos, recording: None, choosing: None, sampling: None };
         self.programs.insert(place, program);
         // In the way that steps were asked for last.
         let end = if kind == ResultKind::Hidden { Epilogue::None } else { self.end };
@@ -441,9 +442,9 @@ impl GpuExecutable {
         Some((recording.watch(begin_ns?, &self.programs[program].ops, input), program))
     }
 
-    fn find(&self, kind: ResultKind, shape: StepShape, expand: bool) -> Result<usize, usize> {
-        let key = |program: &Program| (program.kind, program.layout.step.shape, program.expand);
-        self.programs.binary_search_by_key(&(kind, shape, expand), key)
+    fn find(&self, kind: ResultKind, shape: StepShape, rows: StepRows) -> Result<usize, usize> {
+        let key = |program: &Program| (program.kind, program.layout.step.shape, program.layout.step.rows);
+        self.programs.binary_search_by_key(&(kind, shape, rows), key)
     }
 
     fn layer(&self, op: usize) -> Option<LayerCache> {
@@ -498,7 +499,7 @@ impl GpuExecutable {
 
 impl Executable for GpuExecutable {
     fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
-        self.compile_of(ResultKind::Logits, shape, true).map(drop)
+        self.compile_of(ResultKind::Logits, shape, StepRows::of_shape(shape)).map(drop)
     }
 
     fn forget_programs(&mut self) {
@@ -568,7 +569,7 @@ impl Executable for GpuExecutable {
     }
 
     fn variants(&mut self, shape: StepShape) -> Result<Vec<OpInfo>, BackendError> {
-        let index = self.compile_of(ResultKind::Logits, shape.bucket(), true)?;
+        let index = self.compile_of(ResultKind::Logits, shape.bucket(), StepRows::of_shape(shape))?;
         Ok(self.programs[index].infos.to_vec())
     }
 

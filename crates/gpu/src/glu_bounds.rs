@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use plan::WeightId;
+use plan::{Activation, WeightId};
 #[cfg(test)]
 use plan::{Op, Plan};
 
-/// The bound of each gated unit of a plan, by the weight of its gate.
+/// The bound of each gated unit of a plan, by the weight of its gate; of experts, of all of them, by that of the first.
 #[derive(Default)]
 pub(crate) struct GluBounds(pub(crate) BTreeMap<WeightId, f32>);
 
@@ -17,6 +17,7 @@ impl GluBounds {
     pub(crate) fn of_all(plan: &Plan, bound: f32) -> Self {
         let gates = plan.ops.iter().filter_map(|op| match *op {
             Op::NormGlu { gate, .. } => Some((gate.weight, bound)),
+            Op::MoeGlu { ref gate, .. } => Some((gate.first, bound)),
             _ => None,
         });
         Self(gates.collect())
@@ -24,10 +25,16 @@ impl GluBounds {
 
     /// The power of two by which the result of the gated unit of `gate` is multiplied so that f16 holds it, whatever
     /// the rows; `None` where weights allow no such promise.
-    pub(crate) fn f16_factor(&self, gate: WeightId) -> Option<f32> {
-        f16_factor(*self.0.get(&gate)?)
+    pub(crate) fn f16_factor(&self, gate: WeightId, activation: Activation) -> Option<f32> {
+        match activation {
+            Activation::ClampedSwiglu => f16_factor(CLAMPED_MOST),
+            _ => f16_factor(*self.0.get(&gate)?),
+        }
     }
 }
+
+/// What [`Activation::ClampedSwiglu`] cannot exceed, whatever the weights: both factors are clamped.
+const CLAMPED_MOST: f32 = Activation::SWIGLU_LIMIT * (Activation::SWIGLU_LIMIT + 1.0);
 
 /// Brings `bound` to between 2^14 and 2^15. What is 2^-29 of it is still a normal number of f16.
 fn f16_factor(bound: f32) -> Option<f32> {

@@ -290,6 +290,8 @@ params! {
         y_stride: i32,
         tile_cost: i32,
         row_cost: i32,
+        operand: PairOperand,
+        route: RouteRowsParams,
     }
 
     /// `route.h`
@@ -416,16 +418,28 @@ params! {
         is_bf16: i32,
     }
 
+    /// `operand.h`
+    "PairOperand" struct PairOperand {
+        rows: Address,
+        stride: i32,
+        in_turns: i32,
+        factor: f32,
+        padding: i32,
+    }
+
     /// `weight_norms.h`
     "WeightNormsParams" struct WeightNormsParams {
         weight: Address,
         scales: Address,
         gain: Address,
         y: Address,
+        matrix_scales: Address,
         n: i32,
         k: i32,
         groups: i32,
         matrix_scale: f32,
+        experts: i32,
+        stride: i32,
     }
 
     /// `attention.h`, and those that follow it
@@ -727,7 +741,11 @@ params! {
         bias_stride: i32,
         activation: i32,
         stages: i32,
-        padding: [i32; 2],
+        factor: f32,
+        few_pairs: i32,
+        operand: PairOperand,
+        few_tiles: i32,
+        padding: [i32; 9],
     }
 
     /// `elementwise.h`

@@ -25,7 +25,7 @@ use crate::launch::{Launch, Region};
 use crate::ops;
 use crate::params::{Address, Chosen};
 use crate::site::LoadedPlan;
-use crate::step_input::max_positions;
+use crate::step_input::{StepRows, max_positions};
 use crate::target::{Matrix, MemorySpeed, Target};
 use crate::weights::DeviceWeights;
 
@@ -223,18 +223,22 @@ impl Loaded {
         let mut text = String::new();
         let loaded = self.plan(plan);
         let shapes = [1, 2, 4, 8, 16, 32, 64, 128, 512, 2048].into_iter().flat_map(|tokens| {
-            [1, 4, tokens].map(|sequences| StepShape { tokens, sequences, outputs: sequences }.bucket())
+            let shapes = [1, 4, tokens].map(|sequences| StepShape { tokens, sequences, outputs: sequences }.bucket());
+            shapes.into_iter().flat_map(|shape| {
+                let any = (shape.tokens == shape.sequences && shape.tokens > 1).then_some(StepRows::Expanded);
+                [StepRows::of_shape(shape)].into_iter().chain(any).map(move |rows| (shape, rows))
+            })
         });
         let mut seen = vec![];
-        for shape in shapes.filter(|shape| shape.sequences <= shape.tokens) {
-            if seen.contains(&shape) {
+        for (shape, rows) in shapes.filter(|(shape, _)| shape.sequences <= shape.tokens) {
+            if seen.contains(&(shape, rows)) {
                 continue;
             }
-            seen.push(shape);
-            let layout = ops::lay_out(&loaded, shape, true);
+            seen.push((shape, rows));
+            let layout = ops::lay_out(&loaded, shape, rows);
             let regions = [(6, layout.bytes), (7, layout.step.bytes()), (8, layout.messages)];
             let [arena, step, messages] = regions.map(|(kind, bytes)| nowhere(kind, bytes));
-            writeln!(text, "{shape:?}: {} {} {}", arena.bytes, step.bytes, messages.bytes).expect("a text");
+            writeln!(text, "{shape:?} {rows:?}: {} {} {}", arena.bytes, step.bytes, messages.bytes).expect("a text");
             for keep in [false, true] {
                 for of_op in ops::lower(&loaded, &layout, [arena, step, messages], keep) {
                     writeln!(text, "op {} {keep}", of_op.op).expect("a text");
@@ -331,7 +335,7 @@ fn what_steps_take_is_known_before_the_weights_are_there() {
             for shape in
                 [largest, StepShape { tokens: 4, ..largest }, StepShape { tokens: 1, sequences: 1, outputs: 1 }]
             {
-                let bytes = ops::lay_out(&loaded.plan(&plan), shape, true).bytes;
+                let bytes = ops::lay_out(&loaded.plan(&plan), shape, StepRows::of_shape(shape)).bytes;
                 assert!(bytes <= predicted, "{target_name} {model_name} {shape:?}: {bytes} of {predicted}");
             }
         }

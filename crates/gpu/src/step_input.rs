@@ -11,6 +11,28 @@ pub(crate) const ATTENTION_TILE_ROWS: usize = 128;
 /// Rows of a sequence up to which each is for itself.
 pub(crate) const ATTENTION_SINGLES_MAX: usize = 16;
 
+/// What is known of the rows of a program's steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum StepRows {
+    /// Each is the only one of its sequence.
+    Alone,
+    /// Sequences may have several.
+    Several,
+    /// The same, and where they have many, rows of latent attention may attend to keys and values of their own.
+    Expanded,
+}
+
+impl StepRows {
+    /// Of steps of which no more is known than their shape.
+    pub(crate) fn of_shape(shape: StepShape) -> Self {
+        if shape.tokens == shape.sequences { Self::Alone } else { Self::Expanded }
+    }
+
+    pub(crate) fn of_step(input: &StepInput) -> Self {
+        if input.sequences.iter().all(|sequence| sequence.num_rows == 1) { Self::Alone } else { Self::Expanded }
+    }
+}
+
 /// How attention takes many rows of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tiles {
@@ -52,6 +74,7 @@ pub(crate) struct StepLayout {
     blocks: usize,
     len: usize,
     pub(crate) tiles: Tiles,
+    pub(crate) rows: StepRows,
     pub(crate) attention: AttentionItems,
     block_len: usize,
     max_positions: usize,
@@ -76,9 +99,12 @@ pub(crate) struct AttentionItems {
 
 impl AttentionItems {
     /// For steps of up to `shape`.
-    pub(crate) fn new(shape: StepShape, tiles: Tiles) -> Self {
+    pub(crate) fn new(shape: StepShape, tiles: Tiles, rows: StepRows) -> Self {
         let StepShape { tokens, sequences, .. } = shape;
         let all_single = Self { singles: tokens, ..Self::default() };
+        if rows == StepRows::Alone && tiles != Tiles::All {
+            return all_single;
+        }
         let Some(rows_min) = tiles.rows_min().filter(|&rows_min| tokens >= rows_min) else { return all_single };
         let singles_max = rows_min - 1;
         // Where there are as many sequences as rows, or nearly (sizes are rounded up), none has many rows: a kernel for
@@ -101,8 +127,8 @@ impl AttentionItems {
 }
 
 impl StepLayout {
-    pub(crate) fn new(shape: StepShape, plan: &Plan, kv: &KvLayout, tiles: Tiles) -> Self {
-        let attention = AttentionItems::new(shape, tiles);
+    pub(crate) fn new(shape: StepShape, plan: &Plan, kv: &KvLayout, tiles: Tiles, rows: StepRows) -> Self {
+        let attention = AttentionItems::new(shape, tiles, rows);
         let max_positions = max_positions(plan, kv);
         let mut len = HEADER_LEN;
         let mut reserve = |count: usize| {
@@ -123,6 +149,7 @@ impl StepLayout {
             blocks: reserve(shape.sequences * max_positions.div_ceil(kv.block_len)),
             len,
             tiles,
+            rows,
             attention,
             block_len: kv.block_len,
             max_positions,
@@ -287,7 +314,7 @@ mod tests {
         input.push_sequence(&[11, 12, 13], 3, &[7, 2, 5]);
         input.push_sequence(&[14], 0, &[1]);
         input.output_rows = vec![2, 3];
-        let layout = StepLayout::new(input.shape().bucket(), &plan, &kv, Tiles::Cached);
+        let layout = StepLayout::new(input.shape().bucket(), &plan, &kv, Tiles::Cached, StepRows::Several);
         let mut words = vec![];
         layout.encode(&input, &mut words).unwrap();
         assert_eq!(words[..6], [4, 2, 4, 0, 4, 0]);
@@ -315,7 +342,13 @@ mod tests {
             for &(len, position) in lens {
                 input.push_sequence(&vec![1; len], position, &[0, 1, 2, 3, 4, 5]);
             }
-            let layout = StepLayout::new(input.shape().bucket(), &plan, &KvLayout { num_blocks: 16, ..kv }, tiles);
+            let layout = StepLayout::new(
+                input.shape().bucket(),
+                &plan,
+                &KvLayout { num_blocks: 16, ..kv },
+                tiles,
+                StepRows::Several,
+            );
             let mut words = vec![];
             layout.encode(&input, &mut words).unwrap();
             let items = |start: usize, count: i32, room: usize| {
@@ -333,11 +366,21 @@ mod tests {
         assert!(encoded(&[(16, 0)], Tiles::Cached).1.is_empty());
         assert!(
             encoded(&[(1, 3); 17], Tiles::Cached).1.is_empty()
-                && AttentionItems::new(of(32, 32), Tiles::Cached).tiles == 0
+                && AttentionItems::new(of(32, 32), Tiles::Cached, StepRows::Several).tiles == 0
         );
-        assert_eq!(AttentionItems::new(of(128, 128), Tiles::Cached).tiles, 8, "some of 65 may have 17 rows");
-        assert_eq!(AttentionItems::new(of(2048, 4), Tiles::Cached).tiles, 16 + 4);
-        let full = AttentionItems::new(of(1024, 64), Tiles::Cached);
+        assert_eq!(
+            AttentionItems::new(of(128, 128), Tiles::Cached, StepRows::Several).tiles,
+            8,
+            "some of 65 may have 17 rows"
+        );
+        assert_eq!(AttentionItems::new(of(2048, 4), Tiles::Cached, StepRows::Several).tiles, 16 + 4);
+        let alone = AttentionItems::new(of(256, 256), Tiles::Cached, StepRows::Alone);
+        assert_eq!((alone.singles, alone.tiles), (256, 0));
+        assert!(
+            AttentionItems::new(of(256, 256), Tiles::All, StepRows::Alone).tiles >= 256,
+            "bits must not depend on it"
+        );
+        let full = AttentionItems::new(of(1024, 64), Tiles::Cached, StepRows::Several);
         assert_eq!((full.singles, full.tiles), (1024, 8 + 60));
         assert_eq!(encoded(&[(17, 0), (17, 0), (17, 0), (13, 0)], Tiles::Cached).1, vec![0, 17, 17, 17, 34, 17]);
         assert_eq!(encoded(&[(17, 0)], Tiles::None).0.len(), 34);
@@ -354,7 +397,7 @@ mod tests {
                 let first = 8 * index as u32;
                 input.push_sequence(&vec![1; len], position, &[first, first + 1, first + 2, first + 3]);
             }
-            let layout = StepLayout::new(input.shape().bucket(), &plan, &kv, tiles(blocks));
+            let layout = StepLayout::new(input.shape().bucket(), &plan, &kv, tiles(blocks), StepRows::Expanded);
             let mut words = vec![];
             layout.encode(&input, &mut words).unwrap();
             (layout, words, layout.has_room(&input))
@@ -373,6 +416,9 @@ mod tests {
         let (layout, words, has_room) = of(&[(5, 0)], 0);
         assert_eq!((layout.attention.singles, &words[2..6], has_room), (0, &[0, 1, 0, 2][..], false));
         let shape = StepShape { tokens: 4, sequences: 1, outputs: 1 };
-        assert_eq!(AttentionItems::new(shape, tiles(3)), AttentionItems { singles: 4, ..AttentionItems::default() });
+        assert_eq!(
+            AttentionItems::new(shape, tiles(3), StepRows::Several),
+            AttentionItems { singles: 4, ..AttentionItems::default() }
+        );
     }
 }

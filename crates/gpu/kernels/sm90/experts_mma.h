@@ -29,7 +29,11 @@ struct ExpertMmaParams {
   i32 x_stride, y_stride;  // in 16 bytes; in numbers
   i32 bias_stride;         // from expert to expert, in numbers
   i32 activation, stages;  // stages: of a ring
-  i32 padding[2];
+  f32 factor;              // of all rows of x, where there are no `row_scales`
+  i32 few_pairs;           // how many pairs there can be, where every group takes all of them and their tiles at once
+  PairOperand operand;     // where given, gated units go there, and not to y
+  i32 few_tiles;           // and how many tiles
+  i32 padding[9];
 };
 // router_rows: router_logits of route.h, and the operand that the gated units of these rows multiply: both read the same rows.
 template <class E> struct RouterRowsParams {
@@ -44,15 +48,18 @@ enum {
   SLAB_ROWS = 16,        // of weights
   SLAB_STAGES_MAX = 8,
   SLAB_TILES_MAX = 64,   // that the slabs of a group are of
-  SLAB_HEADER = 3072,
+  SLAB_ALL_TILES = 128,  // up to so many all groups have all of them
+  SLAB_PAIRS_MAX = SLAB_TILES_MAX * 16,
+  SLAB_HEADER = 12288,
   SLAB_WEIGHTS = SLAB_ROWS * 128,  // bytes of a stage
   SLAB_SUMS = SLAB_SIMDS * SIMD * 16  // bytes of the sums of all threads for eight rows of x
 };
 struct ExpertMmaGroup {
   unsigned long long full[SLAB_SIMDS][SLAB_STAGES_MAX];
   unsigned long long summed[SLAB_SIMDS];  // a SIMD group has left what it made of a slab that another began
-  u32x4 tiles[SLAB_TILES_MAX];
-  unsigned char fill[SLAB_HEADER - 8 * SLAB_SIMDS * (SLAB_STAGES_MAX + 1) - 16 * SLAB_TILES_MAX];
+  u32x4 tiles[SLAB_ALL_TILES];
+  i32 pairs[SLAB_PAIRS_MAX], sources[SLAB_PAIRS_MAX];  // of the rows of these tiles
+  unsigned char fill[SLAB_HEADER - 8 * SLAB_SIMDS * (SLAB_STAGES_MAX + 1) - 16 * SLAB_ALL_TILES - 8 * SLAB_PAIRS_MAX];
   unsigned char stages[16];  // weights of all stages, their scales, and sums
 };
 static_assert(SLAB_HEADER % 1024 == 0, "copies of weights begin on 1024 bytes");
@@ -197,7 +204,7 @@ FN void slab_rows(THREAD u32x4 (&v)[COLUMNS][AHEAD][2], const Ptr<const u32x4> (
 
 // `first_row`: of weights, the SIMD group's; of a gate in a GLU.
 template <class W, i32 COLUMNS, bool GLU>
-FN void slab_finish(CONST ExpertMmaParams& p, THREAD f32 (&sum)[COLUMNS][4], THREAD const u32x4& tile, i32 first_row, i32 lane) {
+FN void slab_finish(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD f32 (&sum)[COLUMNS][4], THREAD const u32x4& tile, i32 pairs_from, i32 first_row, i32 lane) {
   const i32 expert = (i32)tile.x, first = (i32)tile.y, count = (i32)tile.z - first;
   const i32 low = first_row + SlabStep<W>::row(lane), high = GLU ? low : low + 8;
   const bool has_low = low < p.n, has_high = high < p.n;
@@ -214,9 +221,9 @@ FN void slab_finish(CONST ExpertMmaParams& p, THREAD f32 (&sum)[COLUMNS][4], THR
     i32 pair[2];
     f32 scale[2], v[2], u[2];
     UNROLL for (i32 e = 0; e < 2; e++) {
-      const i32 at = first + mini(token + e, count - 1);
-      pair[e] = p.pairs[at];
-      scale[e] = given(p.row_scales) ? p.row_scales[p.sources[at]] : 1.f;
+      const i32 at = first - pairs_from + mini(token + e, count - 1);
+      pair[e] = g.pairs[at];
+      scale[e] = given(p.row_scales) ? p.row_scales[g.sources[at]] : p.factor;
       v[e] = fma32(sum[j][e], scale[e] * low_scale, low_bias);
       u[e] = fma32(sum[j][2 + e], scale[e] * high_scale, high_bias);
     }
@@ -227,7 +234,11 @@ FN void slab_finish(CONST ExpertMmaParams& p, THREAD f32 (&sum)[COLUMNS][4], THR
     UNROLL for (i32 e = 0; e < 2; e++)
       if (token + e < count) {
         const Ptr<f32> y = p.y + i64(pair[e]) * p.y_stride;
-        if (has_low) y[low] = v[e];
+        if (GLU && given(p.operand.rows)) {
+          if (has_low) pair_operand_store(p.operand, pair[e], low, v[e]);
+        } else if (has_low) {
+          y[low] = v[e];
+        }
         if (!GLU && has_high) y[high] = u[e];
       }
   }
@@ -238,6 +249,7 @@ struct SlabPlace {
   SlabRing ring;
   u32 weights, scales, sums, summed;
   i32 simd, lane, of_group;  // of_group: stages of k of all of the group's slabs
+  i32 pairs_from;            // the first of its rows in the order of experts
 };
 
 // What a SIMD group makes of the slab that it has next, or of the part of it that is in its share.
@@ -252,7 +264,7 @@ FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const
   // Where a row is missing the last is multiplied once more, for nothing.
   Ptr<const u32x4> x[COLUMNS];
   UNROLL for (i32 j = 0; j < COLUMNS; j++) {
-    const i32 row = p.sources[mini((i32)tile.y + j * 8 + lane / 4, (i32)tile.z - 1)];
+    const i32 row = g.sources[mini((i32)tile.y + j * 8 + lane / 4, (i32)tile.z - 1) - at.pairs_from];
     x[j] = p.x + i64(row) * p.x_stride + Step::x_place(quarter) + own.k / 8;
   }
   f32 sum[COLUMNS][4];
@@ -309,7 +321,7 @@ FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const
         sum[j][2] += other.z; sum[j][3] += other.w;
       }
     }
-  slab_finish<W, COLUMNS, GLU>(p, sum, tile, own.slab * (GLU ? 8 : SLAB_ROWS), lane);
+  slab_finish<W, COLUMNS, GLU>(p, g, sum, tile, at.pairs_from, own.slab * (GLU ? 8 : SLAB_ROWS), lane);
 }
 
 template <class W, i32 T, bool GLU>
@@ -337,11 +349,20 @@ FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
   if (thread == SIMD && W::IN_REGISTERS) prefetch_map(p.scale_tiles);
   wait_for_previous();
   // The group's share: slabs, and the stages of all of them.
+  const bool few = p.few_pairs > 0;
+  if (few) {
+    // What is read one after the other is waited for one after the other.
+    if (thread < p.few_tiles) g.tiles[thread] = p.tiles[thread];
+    if (thread < p.few_pairs) {
+      g.pairs[thread] = p.pairs[thread];
+      g.sources[thread] = p.sources[thread];
+    }
+  }
   const i32 all = p.num_tiles[0] * p.slabs, in_slab = (p.k + Step::K - 1) / Step::K;
   const i32 begin = i32(i64(all) * t.gx / (i32)gridDim.x), end = i32(i64(all) * (t.gx + 1) / (i32)gridDim.x);
-  const i32 first_tile = begin / p.slabs;
+  const i32 first_tile = few ? 0 : begin / p.slabs;
   at.of_group = (end - begin) * in_slab;
-  if (thread < SLAB_TILES_MAX && (first_tile + thread) * p.slabs < end) g.tiles[thread] = p.tiles[first_tile + thread];
+  if (!few && thread < SLAB_TILES_MAX && (first_tile + thread) * p.slabs < end) g.tiles[thread] = p.tiles[first_tile + thread];
   group_barrier();
   const i32 from = slab_share(at.of_group, t.simd), skipped = from / in_slab;
   i32 slab_end = skipped * in_slab;  // where the slab ends that is next, in stages of the group's
@@ -353,6 +374,17 @@ FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
   own.left = slab_share(at.of_group, t.simd + 1) - from;
   SlabCursor next = own;
   for (i32 i = 0; i < p.stages; i++) slab_ask<W, GLU>(p, g, next, at.ring, t.lane);
+  at.pairs_from = 0;
+  if (!few && begin < end) {
+    const u32x4 last = g.tiles[(end - 1) / p.slabs - first_tile];
+    at.pairs_from = (i32)g.tiles[0].y;
+    const i32 pairs = mini((i32)last.z, (i32)last.y + T) - at.pairs_from;
+    for (i32 i = thread; i < pairs; i += SLAB_SIMDS * SIMD) {
+      g.pairs[i] = p.pairs[at.pairs_from + i];
+      g.sources[i] = p.sources[at.pairs_from + i];
+    }
+  }
+  if (!few) group_barrier();
   u32 parity = 0;
   ROLL while (own.left > 0) {
     u32x4 tile = g.tiles[own.tile];
@@ -364,14 +396,14 @@ FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
 }
 
 // Groups behind those of router_logits have a row each: of 4,096 numbers at most.
-struct RouterRowsGroup { RouterLogitsGroup logits; ActivationGroup rows; };
+struct RouterRowsGroup { RouterLogitsGroup<ROUTER_MORE_ROWS> logits; ActivationGroup rows; };
 template <class E, bool BF16, OperandOrder ORDER>
 FN void router_rows(CONST RouterRowsParams<E>& p, GROUP RouterRowsGroup& g, Lane t) {
   if (t.gx < p.logits.experts) {
-    router_logits<E>(p.logits, g.logits, t);
+    router_logits<E, ROUTER_MORE_ROWS>(p.logits, g.logits, t);
     return;
   }
-  const Lane of_row = {t.gy * ROUTER_ROWS + t.gx - p.logits.experts, 0, 0, t.simd, t.lane, t.simds};
+  const Lane of_row = {t.gy * ROUTER_MORE_ROWS + t.gx - p.logits.experts, 0, 0, t.simd, t.lane, t.simds};
   activations<true, BF16, ORDER, 8>(p.rows, g.rows, of_row);
 }
 #define ROUTER_ROWS_KERNELS(FORMAT, BF16, ORDER)                                                                                     \

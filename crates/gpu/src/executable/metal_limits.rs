@@ -15,6 +15,7 @@ use crate::forced::ForcedVariants;
 use crate::formats::DeviceFormat;
 use crate::kernels::{choose, sample};
 use crate::ops;
+use crate::step_input::StepRows;
 use crate::target::Target;
 
 const THREADS_MAX: u32 = 1024;
@@ -32,7 +33,8 @@ fn kernels(plan: &Arc<Plan>, weights: &[Tensor], format: KvFormat, batch_invaria
     for tokens in [1, 2, 4, 8, 16, 32, 64, 128, 256] {
         for sequences in [1, 4] {
             let shape = StepShape { tokens, sequences: sequences.min(tokens), outputs: sequences.min(tokens) };
-            let program = ops::lay_out(&executable.loaded(super::ResultKind::Logits), shape.bucket(), true);
+            let program =
+                ops::lay_out(&executable.loaded(super::ResultKind::Logits), shape.bucket(), StepRows::of_shape(shape));
             executable.reserve(&program).unwrap();
             let (arena, step, messages) = (executable.memory.arena, executable.memory.step, executable.memory.messages);
             assert_eq!(messages.bytes, 0, "groups of Metal tell each other nothing");

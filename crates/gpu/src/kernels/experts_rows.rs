@@ -6,7 +6,7 @@ use crate::formats::DeviceFormat;
 use crate::kernels::experts::{Inputs, Routed, RowGroups, stack_params, with_stack};
 use crate::kernels::experts_stream::SLOTS_MAX;
 use crate::kernels::linear_stream::{SIMDS, STAGES_MAX, StreamedFormat, THREADS};
-use crate::kernels::route;
+use crate::kernels::{operand, route};
 use crate::launch::{Access, Launch, Region};
 use crate::params::{ExpertRowsParams, LinearSegment, LinearStreamParams, RouteRowsParams};
 use crate::site::{DeviceRows, ROW_ALIGN, Site, index};
@@ -14,9 +14,12 @@ use crate::target::Target;
 use crate::weights::DeviceExperts;
 
 /// As in `kernels/experts_rows.h`: bytes ahead of x, rows of a tile, and rows of x in group memory at most.
-const HEADER: usize = 4352;
+const HEADER: usize = 5504;
 pub(crate) const TILE_ROWS: usize = RowGroups::TILE_ROWS_MIN;
 const ROWS_MAX: usize = 8;
+
+/// Experts among which `route_rows_e128` and gated units choose.
+const SMALL_EXPERTS_MAX: usize = 128;
 
 /// As in the kernel text: pairs of a row and an expert, and tiles.
 const PAIRS_MAX: usize = 256;
@@ -123,30 +126,47 @@ pub(crate) fn can_route(of: Routed) -> bool {
     of.rows <= STEP_ROWS_MAX && of.pairs() <= PAIRS_MAX && of.slots <= SLOTS_MAX && of.experts <= route::EXPERTS_MAX
 }
 
-/// The experts of the rows of `logits`, their weights, and the rows in the order of their experts.
-pub(crate) fn route(
-    site: &Site<'_>,
-    logits: DeviceRows,
-    router: &Router,
-    chosen: [DeviceRows; 2],
-    groups: &RowGroups,
-) -> Launch {
-    let params = RouteRowsParams {
-        route: route::params(site, logits, router, chosen),
-        pairs: groups.pairs.address,
-        sources: groups.sources.address,
-        tiles: groups.tiles.address,
-        num_tiles: groups.num_tiles.address,
-        tile_rows: index(groups.tile_rows),
-        padding: 0,
-    };
-    let kernel = if logits.width <= 128 { "route_rows_e128" } else { "route_rows_e512" };
-    let launch = Launch::new(kernel, [1, 1, 1], &params).with_groups_of(THREADS, 0);
-    groups.written_by(route::with_operands(site, launch, logits, router, chosen))
+/// A choice of experts: the logits, how experts follow from them, and where ids and weights go.
+#[derive(Clone, Copy)]
+pub(crate) struct Choice<'a> {
+    pub(crate) logits: DeviceRows,
+    pub(crate) router: &'a Router,
+    pub(crate) chosen: [DeviceRows; 2],
+}
+
+impl Choice<'_> {
+    /// Whether gated units may make it themselves.
+    pub(crate) fn is_small(&self) -> bool {
+        self.logits.width <= SMALL_EXPERTS_MAX
+    }
+
+    fn params(&self, site: &Site<'_>, groups: &RowGroups) -> RouteRowsParams {
+        RouteRowsParams {
+            route: route::params(site, self.logits, self.router, self.chosen),
+            pairs: groups.pairs.address,
+            sources: groups.sources.address,
+            tiles: groups.tiles.address,
+            num_tiles: groups.num_tiles.address,
+            tile_rows: index(groups.tile_rows),
+            padding: 0,
+        }
+    }
+
+    fn with_operands(&self, site: &Site<'_>, launch: Launch, groups: &RowGroups) -> Launch {
+        groups.written_by(route::with_operands(site, launch, self.logits, self.router, self.chosen))
+    }
+}
+
+/// The experts of rows, their weights, and the rows in the order of their experts.
+pub(crate) fn route(site: &Site<'_>, choice: &Choice<'_>, groups: &RowGroups) -> Launch {
+    let kernel = if choice.is_small() { "route_rows_e128" } else { "route_rows_e512" };
+    let launch = Launch::new(kernel, [1, 1, 1], &choice.params(site, groups)).with_groups_of(THREADS, 0);
+    choice.with_operands(site, launch, groups)
 }
 
 /// What the experts of each row make of it, gated units where there is an up projection: a row of `y` for each pair of row
-/// and slot, `y_stride` numbers apart.
+/// and slot, `y_stride` numbers apart. With a `choice`, gated units choose the experts and make the groups.
+#[expect(clippy::too_many_arguments, reason = "what experts take")]
 pub(crate) fn launch(
     site: &Site<'_>,
     variant: &RowsVariant,
@@ -155,6 +175,7 @@ pub(crate) fn launch(
     up: Option<(&Experts, Activation)>,
     groups: &RowGroups,
     (y, y_stride): (Region, usize),
+    choice: Option<&Choice<'_>>,
 ) -> Launch {
     let Inputs { x, shared, norm } = inputs;
     let place = |experts: &Experts| site.loaded.weights.stack(experts);
@@ -192,6 +213,8 @@ pub(crate) fn launch(
         row_cost: index(COSTS[1]),
         x_row: index(variant.x_row),
         x_rows: index(variant.x_rows),
+        operand: operand::of_pairs(site.writes, weight.rows),
+        route: choice.map_or(RouteRowsParams::default(), |choice| choice.params(site, groups)),
         ..ExpertRowsParams::default()
     };
     let mut kernel = named!(weight.format, "expert_down_rows_", "");
@@ -221,10 +244,13 @@ pub(crate) fn launch(
         .with_groups_of(THREADS, group_bytes)
         .with(Access::Read, x.region)
         .with(Access::Constant, gain)
-        .with(Access::Read, groups.tiles)
-        .with(Access::Read, groups.num_tiles)
-        .with(Access::Read, groups.pairs)
-        .with(Access::Write, y);
+        .with(Access::Write, site.writes.map_or(y, |direct| direct.rows));
+    let launch = match choice {
+        Some(choice) => choice.with_operands(site, launch, groups),
+        None => [groups.tiles, groups.num_tiles, groups.pairs]
+            .into_iter()
+            .fold(launch, |launch, region| launch.with(Access::Read, region)),
+    };
     let launch = with_stack(launch, &stack);
     up.iter().fold(launch, with_stack)
 }

@@ -10,8 +10,8 @@ use crate::site::{DeviceRows, Site, index};
 use crate::target::Target;
 use crate::weights::DeviceExperts;
 
-/// Output features of a group: four lanes make one.
-const OUTPUTS: usize = 8 * GROUP_SIMDS;
+/// Output features of a SIMD group: four lanes make one.
+const OUTPUTS: usize = 8;
 
 /// Rows that share what is read of a matrix, where they do.
 const ROWS: usize = 4;
@@ -28,25 +28,29 @@ pub(crate) struct HeadLaunch {
     pub(crate) format: DeviceFormat,
     /// Whether a group has one row.
     pub(crate) one: bool,
+    /// Rows of a group.
+    pub(crate) group_rows: usize,
     stack: DeviceExperts,
     operands: [(Access, Region); 3],
 }
 
 impl HeadLaunch {
-    /// Of rows of `x`; of those columns, where an order is given.
+    /// Of rows of `x`; of those columns, where an order is given. A group of several rows has `simds` SIMD groups.
     pub(crate) fn new(
         site: &Site<'_>,
         x: DeviceRows,
         columns: Option<usize>,
         heads: &Experts,
         out: DeviceRows,
+        simds: usize,
     ) -> Self {
         let stack = site.loaded.weights.stack(heads);
         let of_stack = experts::stack_params(&stack);
         let columns = columns.map_or(Region::default(), |order| site.loaded.orders[order]);
         let (n, rows) = (stack.first.rows, site.num_rows(x.rows));
         let one = is_alone(&site.target, &stack, rows);
-        let groups = [n.div_ceil(OUTPUTS), rows.div_ceil(if one { 1 } else { ROWS }), stack.count];
+        let (simds, group_rows) = if one { (GROUP_SIMDS, 1) } else { (simds, ROWS) };
+        let groups = [n.div_ceil(OUTPUTS * simds), rows.div_ceil(group_rows), stack.count];
         let params = HeadLinearParams {
             weight: of_stack.weight,
             scales: of_stack.scales,
@@ -67,7 +71,7 @@ impl HeadLaunch {
         };
         let operands =
             [(Access::Constant, columns), (Access::Constant, site.live(x.rows)), (Access::Write, out.region)];
-        Self { params, groups, format: stack.first.format, one, stack, operands }
+        Self { params, groups, format: stack.first.format, one, group_rows, stack, operands }
     }
 
     /// A launch with its weights and result among the operands; the rows are others'.
@@ -94,7 +98,7 @@ fn is_alone(target: &Target, stack: &DeviceExperts, rows: usize) -> bool {
 
 /// What the matrices of `heads` make of each row of `x`.
 pub(crate) fn launch(site: &Site<'_>, x: DeviceRows, heads: &Experts, out: DeviceRows) -> Launch {
-    let of = HeadLaunch::new(site, x, None, heads, out);
+    let of = HeadLaunch::new(site, x, None, heads, out, GROUP_SIMDS);
     let format = of.format;
     let kernel = if of.one { named!(format, "head_linear_", "_m1") } else { named!(format, "head_linear_", "_m4") };
     of.with_operands(Launch::new(kernel, of.groups, &of.params).with(Access::Read, x.region))

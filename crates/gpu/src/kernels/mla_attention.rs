@@ -4,7 +4,7 @@ use plan::{Attention, Experts, KvFormat, LatentColumns, LatentLayer, MlaAttentio
 
 use crate::kernels::attention::{self, AttentionShape, AttentionVariant, Cut, SingleRows};
 use crate::kernels::head_linear::HeadLaunch;
-use crate::launch::{Access, GROUP_THREADS, Launch, Region};
+use crate::launch::{Access, GROUP_SIMDS, GROUP_THREADS, Launch, Region};
 use crate::params::{
     AttentionParams, FoldHeadParams, LatentHeadParams, LatentRopeWriteParams, LatentWriteParams, MlaParams,
 };
@@ -37,6 +37,9 @@ const MATRIX_KERNELS: [MatrixKernel; 2] = [
 ];
 
 const MATRIX_THREADS: u32 = 256;
+
+/// SIMD groups of a group of `fold_head_linear` that has several rows.
+const FOLD_SIMDS: usize = 16;
 
 /// Splits of a row on matrix instructions: more cost more to fold than they save.
 const MATRIX_SPLITS_MAX: usize = 64;
@@ -214,13 +217,15 @@ impl MlaLaunch {
         out: DeviceRows,
     ) -> Option<[Launch; 2]> {
         let Fold { params, operands, .. } = self.fold?;
-        let of = HeadLaunch::new(site, x, None, heads, out);
+        let of = HeadLaunch::new(site, x, None, heads, out, FOLD_SIMDS);
         let format = of.format;
         let kernel = match of.one {
             true => named!(format, "fold_head_linear_", "_m1"),
             false => named!(format, "fold_head_linear_", "_m4"),
         };
-        let launch = Launch::new(kernel, of.groups, &FoldHeadParams { heads: of.params, mla: params });
+        let simds = if of.one { GROUP_SIMDS } else { FOLD_SIMDS };
+        let launch = Launch::new(kernel, of.groups, &FoldHeadParams { heads: of.params, mla: params })
+            .with_groups_of((simds * 32) as u32, 0);
         let launch = operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region));
         Some([self.launch, of.with_operands(launch)])
     }
@@ -319,15 +324,18 @@ pub(crate) fn latent_head_linear(
         return None;
     }
     let (write, operands) = of.params(site, None, q_rope);
-    let head_launch = HeadLaunch::new(site, of.q, Some(of.columns.q_nope), heads, out);
+    let head_launch = HeadLaunch::new(site, of.q, Some(of.columns.q_nope), heads, out, GROUP_SIMDS);
     let format = head_launch.format;
     let kernel = match head_launch.one {
         true => named!(format, "latent_head_linear_", "_m1"),
         false => named!(format, "latent_head_linear_", "_m4"),
     };
     let [outputs, rows, count] = head_launch.groups;
+    // A group for each row of the cache, then a SIMD group for each head of each row.
+    let group_rows = head_launch.group_rows;
+    let behind = group_rows + (group_rows * write.heads as usize).div_ceil(GROUP_SIMDS);
     let params = LatentHeadParams { heads: head_launch.params, write };
-    let launch = Launch::new(kernel, [outputs, rows, count + 1], &params);
+    let launch = Launch::new(kernel, [outputs, rows, count + behind.div_ceil(outputs)], &params);
     let launch = operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region));
     Some(head_launch.with_operands(launch))
 }

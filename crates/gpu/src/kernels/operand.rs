@@ -2,7 +2,7 @@
 
 use crate::formats::{DeviceFormat, OperandKind};
 use crate::launch::Region;
-use crate::params::OperandPlace;
+use crate::params::{OperandPlace, PairOperand};
 use crate::site::{DirectOperand, F32, index};
 
 /// How the numbers of a row follow each other where they meet weights of this format in a gemm: an `OperandOrder` of
@@ -23,6 +23,18 @@ pub(crate) fn place(direct: Option<DirectOperand>, k: usize) -> OperandPlace {
         order: order(direct.format),
         factor: direct.factor,
         is_bf16: i32::from(direct.format.facts().operand == OperandKind::BF16),
+    })
+}
+
+/// Where the gated units of experts write a row of `k` numbers for each pair of a row and a slot, as the operand of
+/// `kernels/sm90/experts_mma.h`.
+pub(crate) fn of_pairs(direct: Option<DirectOperand>, k: usize) -> PairOperand {
+    direct.map_or(PairOperand::default(), |direct| PairOperand {
+        rows: direct.rows.address,
+        stride: index(k),
+        in_turns: i32::from(direct.format.facts().operand == OperandKind::ForFourBits),
+        factor: direct.factor,
+        padding: 0,
     })
 }
 

@@ -15,8 +15,11 @@ pub(crate) const GROUPS_MAX: usize = 32;
 /// Threads of a group of `route`.
 const THREADS: u32 = 32;
 
-/// Rows of a group of `router_logits`, and those up to which a group has one expert: more read the rows too often.
-pub(crate) const LOGITS_ROWS: usize = 8;
+/// Rows of a group of `router_logits`, and of `router_logits_many`.
+const LOGITS_ROWS_OF_FEW: usize = 2;
+const LOGITS_ROWS_OF_MANY: usize = 8;
+
+/// Rows up to which a group has one expert: more read the rows too often.
 pub(crate) const LOGITS_FEW_ROWS: usize = 32;
 
 /// Rows from which groups have several experts: with fewer rows there are too few groups.
@@ -49,7 +52,8 @@ pub(crate) fn logits(site: &Site<'_>, x: DeviceRows, norm: Norm, gate: Linear, l
     }
     let params = logits_params(site, x, norm, gate, logits);
     let groups = if few { weight.rows } else { weight.rows.div_ceil(LOGITS_EXPERTS) };
-    let launch = Launch::new(kernel, [groups, num_rows.div_ceil(LOGITS_ROWS), 1], &params);
+    let rows = if few { LOGITS_ROWS_OF_FEW } else { LOGITS_ROWS_OF_MANY };
+    let launch = Launch::new(kernel, [groups, num_rows.div_ceil(rows), 1], &params);
     Some(with_logits_operands(site, launch, x, norm, gate, logits))
 }
 

@@ -1,11 +1,11 @@
 //! Attention: rows that are alone in their sequence, or few, by one kernel, and many rows of a sequence by another.
 
-use plan::{Attention, CacheLayer, Op, Plan, Rope, Value};
+use plan::{Attention, CacheLayer, Op, Rope, Value};
 
 use crate::kernels::{attention, attention_tiles, mla_attention};
 use crate::launch::{Access, Launch};
 use crate::site::{DeviceRows, LoadedPlan, Site};
-use crate::step_input::AttentionItems;
+use crate::step_input::{AttentionItems, StepRows};
 
 /// Whether every layer has a kernel for many rows of a sequence. Latent layers have none: their rows may be as wide as
 /// heads of other models, and are not heads.
@@ -58,16 +58,15 @@ pub(crate) fn launches(site: &Site<'_>, q: DeviceRows, of: &Attention, out: Devi
 }
 
 /// The values that [`rope_attention`] reads until attention has ended, if it may take the place of two ops of `plan`.
-pub(crate) fn read_to_the_end(plan: &Plan, op: &Op, next: &Op) -> Vec<Value> {
-    let has_routers = || plan.ops.iter().any(|op| matches!(op, Op::MoeRoute { .. }));
+pub(crate) fn read_to_the_end(op: &Op, next: &Op) -> Vec<Value> {
     match (op, next) {
-        (&Op::RopeKvWrite { q, k, v, .. }, Op::Attention { .. }) if has_routers() => vec![q, k, v],
+        (&Op::RopeKvWrite { q, k, v, .. }, Op::Attention { .. }) => vec![q, k, v],
         _ => vec![],
     }
 }
 
-/// Rotation, the write to the cache and attention of one row in one launch, where the one follows the other, nobody else
-/// reads what is turned, heads turn whole, and there is a kernel for it.
+/// Rotation, the write to the cache and attention in one launch, where the one follows the other, each row is alone in its sequence,
+/// nobody else reads what is turned, heads turn whole, and there is a kernel for it.
 pub(crate) fn rope_attention(site: &Site<'_>, op: &Op, next: &Op) -> Option<Launch> {
     let Op::RopeKvWrite { q, k, v, q_norm, k_norm, rope, layer, q_out } = *op else { return None };
     let Op::Attention { q: turned, ref attention, out } = *next else { return None };
@@ -76,8 +75,8 @@ pub(crate) fn rope_attention(site: &Site<'_>, op: &Op, next: &Op) -> Option<Laun
     let AttentionItems { singles, tiles, .. } = site.layout.step.attention;
     // The result may lie where the op ahead still reads, or what this one reads.
     let apart = [q, k, v].iter().all(|rows| rows.region.is_apart(out.region));
-    let is_one = site.num_rows(q.rows) == 1 && (singles, tiles) == (1, 0);
-    if turned != q_out || attention.layer != layer || !site.is_read_once(q_out) || !apart || !is_one {
+    let are_alone = site.layout.step.rows == StepRows::Alone && q.rows == k.rows && tiles == 0;
+    if turned != q_out || attention.layer != layer || !site.is_read_once(q_out) || !apart || !are_alone {
         return None;
     }
     let head_dim = site.loaded.cache.layers[layer].layer.head_dim;

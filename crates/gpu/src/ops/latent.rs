@@ -10,7 +10,7 @@ use crate::kernels::sm90::expanded_attention::{self, HeadMatrices};
 use crate::kernels::sm90::gemm_experts;
 use crate::launch::Launch;
 use crate::site::{DeviceRows, F32, LoadedPlan, Site, num_rows};
-use crate::step_input::{AttentionItems, StepRegions, Tiles};
+use crate::step_input::{AttentionItems, StepRegions, StepRows, Tiles};
 
 /// Rows from which the matrices of heads are multiplied on matrix instructions, where there are any for them.
 const GEMM_ROWS_MIN: usize = 17;
@@ -164,7 +164,7 @@ pub(crate) fn expanded_tiles(loaded: &LoadedPlan<'_>, shape: StepShape) -> Optio
     // Where few rows are selected, the results of all rows need a place of their own first.
     let of_rows = |layer: &LatentOps<'_>| (shape.tokens * loaded.plan.value(layer.out).width) as u64 * F32;
     let rows = of_layers.iter().filter(|layer| layer.selected.is_some()).map(of_rows).max().unwrap_or(0);
-    (AttentionItems::new(shape, tiles).tiles > 0).then_some((tiles, bytes + rows))
+    (AttentionItems::new(shape, tiles, StepRows::Expanded).tiles > 0).then_some((tiles, bytes + rows))
 }
 
 /// The launches of each of the ops of latent attention that begin at `first`, where rows of a sequence that are many attend

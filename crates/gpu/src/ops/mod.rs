@@ -14,7 +14,7 @@ use crate::kernels::experts::{self, ExpertsKind};
 use crate::kernels::{Projection, Projections, choose, embed, mla_attention, rms_norm, rope_kv_write, route};
 use crate::launch::{Launch, Region};
 use crate::site::{ArenaLayout, F32, LoadedPlan, ROW_ALIGN, Site};
-use crate::step_input::{StepLayout, Tiles};
+use crate::step_input::{StepLayout, StepRows, Tiles};
 
 /// The launches of one op; none where those of the op ahead do its work too.
 #[derive(Clone, Debug)]
@@ -24,11 +24,11 @@ pub(crate) struct OpLaunches {
     pub(crate) launches: Vec<Launch>,
 }
 
-/// Lays out the arena for steps of up to `shape`; where `expand` is set and rows of latent attention may be many, they attend
-/// to keys and values of their own.
-pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, expand: bool) -> ArenaLayout {
+/// Lays out the arena for steps of up to `shape`.
+pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, rows: StepRows) -> ArenaLayout {
     let LoadedPlan { plan, cache, .. } = *loaded;
-    let expanded = Some(shape).filter(|_| expand).and_then(|shape| latent::expanded_tiles(loaded, shape));
+    let expanded =
+        Some(shape).filter(|_| rows == StepRows::Expanded).and_then(|shape| latent::expanded_tiles(loaded, shape));
     let (tiles, expanded_bytes) = match expanded {
         Some(found) => found,
         None if attention::has_tiles(loaded) => {
@@ -36,7 +36,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, expand: bool) -
         }
         None => (Tiles::None, 0),
     };
-    let step = StepLayout::new(shape, plan, &cache.layout, tiles);
+    let step = StepLayout::new(shape, plan, &cache.layout, tiles, rows);
     let mut padded = plan.clone();
     padded.values.iter_mut().for_each(|value| value.width = value.width.next_multiple_of(ROW_ALIGN));
     keep_operands(&mut padded, expanded.is_some());
@@ -53,8 +53,10 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, expand: bool) -
         of_op.iter().map(|bytes| bytes(loaded, op, shape)).max().unwrap_or(0)
     }));
     let pairs = plan.ops.windows(2);
-    let direct_operand =
-        reserve(pairs.map(|pair| projection::direct_operand_bytes(loaded, pair, shape)).max().unwrap_or(0));
+    let direct_bytes = |pair: &[Op]| {
+        projection::direct_operand_bytes(loaded, pair, shape).max(moe::direct_operand_bytes(loaded, pair, shape))
+    };
+    let direct_operand = reserve(pairs.map(direct_bytes).max().unwrap_or(0));
     let partials = reserve(most(&|op| attention::partials_bytes(loaded, op, step.attention.singles)));
     let row_groups =
         reserve(most(&|op| moe::row_groups_bytes(loaded, op, shape).max(latent::row_groups_bytes(loaded, op, shape))));
@@ -79,7 +81,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, expand: bool) -
 fn keep_operands(plan: &mut Plan, expanded: bool) {
     let mut kept = vec![vec![]; plan.ops.len()];
     for (at, pair) in plan.ops.windows(2).enumerate() {
-        kept[at + 1].extend(attention::read_to_the_end(plan, &pair[0], &pair[1]));
+        kept[at + 1].extend(attention::read_to_the_end(&pair[0], &pair[1]));
         kept[at + 1].extend(latent::read_to_the_end(&pair[0], &pair[1]));
     }
     for layer in latent::layers(plan).filter(|_| expanded) {
@@ -112,7 +114,13 @@ pub(crate) fn lower(
         let next = loaded.plan.ops.get(index + 1);
         site.target = loaded.target.of(op.name());
         site.reads = site.writes;
-        site.writes = next.filter(|_| !keep).and_then(|next| projection::direct_operand(&site, op, next));
+        let direct_operand = |site: &Site<'_>, at: usize| {
+            let [op, next] = loaded.plan.ops.get(at..at + 2).filter(|_| !keep)? else { return None };
+            projection::direct_operand(site, op, next).or_else(|| moe::direct_operand(site, op, next))
+        };
+        site.writes = direct_operand(&site, index);
+        // Of the next op, which this one may be launched with.
+        let next_writes = direct_operand(&site, index + 1);
         let expanded = (!keep).then(|| latent::expanded(&site, index)).flatten();
         if let Some(of_ops) = expanded {
             ops.extend(of_ops.into_iter().zip(index..).map(|(launches, op)| OpLaunches { op, launches }));
@@ -120,13 +128,14 @@ pub(crate) fn lower(
         }
         let in_one = next.and_then(|next| {
             let rope_attention = || {
-                let site = Site { target: loaded.target.of("attention"), ..site };
-                (routes_with_glu && !keep).then(|| attention::rope_attention(&site, op, next)).flatten()
+                let site = Site { target: loaded.target.of("attention"), writes: next_writes, ..site };
+                (!keep).then(|| attention::rope_attention(&site, op, next)).flatten()
             };
             let write_heads = || (!keep).then(|| latent::write_heads(&site, op, next)).flatten();
             projection::norm_linear_rope(&site, op, next).or_else(rope_attention).or_else(write_heads)
         });
         if let Some(launch) = in_one {
+            site.writes = next_writes;
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });
         } else if let Some([launch, heads]) =
@@ -134,11 +143,12 @@ pub(crate) fn lower(
         {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![heads] });
-        } else if let Some([route, glu]) = next.and_then(|next| moe::route_rows_glu(&site, op, next)) {
+        } else if let Some([route, glu]) = next.and_then(|next| moe::route_rows_glu(&site, op, next, next_writes)) {
+            site.writes = next_writes;
             ops.push(OpLaunches { op: index, launches: route });
             ops.push(OpLaunches { op: index + 1, launches: glu });
-            site.grouped =
-                next.and_then(|next| moe::groups_rows(&Site { target: loaded.target.of(next.name()), ..site }, next));
+            let of_next = |next: &Op| moe::groups_rows(&Site { target: loaded.target.of(next.name()), ..site }, next);
+            site.grouped = moe::groups_rows(&site, op).or_else(|| next.and_then(of_next));
         } else if let Some(launch) = Some(index).filter(|_| routes_with_glu).and_then(|at| moe::route_glu(&site, at)) {
             ops.push(OpLaunches { op: index, launches: vec![launch] });
             ops.push(OpLaunches { op: index + 1, launches: vec![] });

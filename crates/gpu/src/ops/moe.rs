@@ -2,15 +2,17 @@
 
 use plan::{Activation, Experts, Linear, Norm, Op, Router, StepShape, Value};
 
+use crate::formats::OperandKind;
 use crate::kernels::experts::{self, ExpertSum, ExpertsKind, Inputs, Routed, RowGroups};
-use crate::kernels::experts_rows::{self, RowsVariant};
+use crate::kernels::experts_rows::{self, Choice, RowsVariant};
 use crate::kernels::experts_stream::{self, ExpertsShape, RouterPlace};
+use crate::kernels::operand::GemmOperand;
 use crate::kernels::sm90::experts_mma::{self, SlabVariant};
-use crate::kernels::sm90::gemm_experts;
+use crate::kernels::sm90::{gemm, gemm_experts};
 use crate::kernels::{Projection, Projections, linear, rms_norm, route};
 use crate::launch::{Launch, Region};
 use crate::ops::projection;
-use crate::site::{DeviceRows, F32, LoadedPlan, ROW_ALIGN, RoutedLayer, Site, num_rows};
+use crate::site::{DeviceRows, DirectOperand, F32, LoadedPlan, ROW_ALIGN, RoutedLayer, Site, num_rows};
 use crate::weights::DeviceExperts;
 
 /// Bytes of an op's rows between its kernels: normalised, and behind them the router's logits; or as the operand of a gemm,
@@ -156,6 +158,8 @@ impl InOrder {
     fn groups(&self, site: &Site<'_>) -> RowGroups {
         let tile_rows = match self.by {
             ByExperts::Stream(_) => experts_rows::TILE_ROWS,
+            // Tiles that gated units have streamed do for what is behind them: few experts have more rows than that.
+            ByExperts::Slabs(_) if is_grouped(site, self.ids) => experts_rows::TILE_ROWS,
             ByExperts::Slabs(variant) => variant.rows,
             ByExperts::Gemm => gemm_experts::tile_rows(self.of),
         };
@@ -181,8 +185,14 @@ impl InOrder {
         y: (Region, usize),
     ) -> Vec<Launch> {
         match &self.by {
-            ByExperts::Stream(variant) => vec![experts_rows::launch(site, variant, inputs, stack, up, groups, y)],
-            ByExperts::Slabs(variant) => experts_mma::launches(site, *variant, inputs, stack, up, groups, y, None),
+            ByExperts::Stream(variant) => {
+                vec![experts_rows::launch(site, variant, inputs, stack, up, groups, y, None)]
+            }
+            ByExperts::Slabs(variant) => {
+                let k = site.loaded.weights.stack(stack).first.row_len;
+                let made = site.reads.map(|direct| GemmOperand::direct(direct, self.of.pairs(), k));
+                experts_mma::launches(site, *variant, inputs, stack, up, groups, y, made)
+            }
             ByExperts::Gemm => gemm_experts::launches(site, inputs, stack, up, groups, y),
         }
     }
@@ -226,15 +236,22 @@ pub(crate) fn route(
     router: &Router,
     chosen: [Value; 2],
 ) -> Vec<Launch> {
-    let choice = choice(site, x, gate, router, chosen);
+    let choice = Choice::of(site, x, gate, router, chosen);
+    let mut launches = logits(site, x, norm, gate);
+    launches.push(choose(site, &choice, grouped_behind(site, chosen[0]).as_ref()));
+    launches
+}
+
+/// RMSNorm and the router's projection.
+fn logits(site: &Site<'_>, x: Value, norm: Norm, gate: Linear) -> Vec<Launch> {
     let x = site.place(x);
     let (normed, logits) = (site.normed(x, x.rows), logits_of(site, x, gate));
     if let Some(launch) = route::logits(site, x, norm, gate, logits) {
-        return vec![launch, choice];
+        return vec![launch];
     }
     let list = &[Projection { linear: gate, up: None, out: logits }];
     let of_normed = Projections { x: normed, rows: x.rows, norm: None, list, residual: None };
-    vec![rms_norm::launch(site, x, norm, normed), linear::launch(site, &of_normed), choice]
+    vec![rms_norm::launch(site, x, norm, normed), linear::launch(site, &of_normed)]
 }
 
 /// Where the logits of the experts of `gate` go: behind normalised rows.
@@ -247,17 +264,61 @@ fn logits_of(site: &Site<'_>, x: DeviceRows, gate: Linear) -> DeviceRows {
 }
 
 /// The choice of experts, which puts rows in their order where the gated units behind it want that.
-fn choice(site: &Site<'_>, x: Value, gate: Linear, router: &Router, chosen: [Value; 2]) -> Launch {
-    let grouped = grouped_behind(site, chosen[0]);
-    let (logits, chosen) = (logits_of(site, site.place(x), gate), chosen.map(|value| site.place(value)));
+fn choose(site: &Site<'_>, choice: &Choice<'_>, grouped: Option<&InOrder>) -> Launch {
     match grouped {
-        Some(in_order) => experts_rows::route(site, logits, router, chosen, &in_order.groups(site)),
-        None => route::launch(site, logits, router, chosen),
+        Some(in_order) => experts_rows::route(site, choice, &in_order.groups(site)),
+        None => route::launch(site, choice.logits, choice.router, choice.chosen),
     }
 }
 
-/// A router and the gated units behind it, whose operand the router's first launch makes, where there are kernels for that.
-pub(crate) fn route_rows_glu(site: &Site<'_>, op: &Op, next: &Op) -> Option<[Vec<Launch>; 2]> {
+impl<'a> Choice<'a> {
+    fn of(site: &Site<'_>, x: Value, gate: Linear, router: &'a Router, chosen: [Value; 2]) -> Self {
+        let logits = logits_of(site, site.place(x), gate);
+        Self { logits, router, chosen: chosen.map(|value| site.place(value)) }
+    }
+}
+
+/// Bytes of the rows that gated units may write as the operand of the down projections behind them.
+pub(crate) fn direct_operand_bytes(loaded: &LoadedPlan<'_>, pair: &[Op], shape: StepShape) -> u64 {
+    let (Op::MoeGlu { out, .. }, Op::MoeDown { x, .. }) = (&pair[0], &pair[1]) else { return 0 };
+    let of = routed(loaded, &pair[1], shape).filter(|_| x == out && gemm::may_be(&loaded.target, 2));
+    of.map_or(0, |(_, of)| GemmOperand::row_bytes(of.pairs(), loaded.plan.value(*out).width / of.slots))
+}
+
+/// Where the gated units `op` can write the operand of the down projections `next`, if those are on matrix instructions and read
+/// nothing else.
+pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<DirectOperand> {
+    let Op::MoeGlu { ref gate, activation, out, .. } = *op else { return None };
+    let Op::MoeDown { x, ref down, .. } = *next else { return None };
+    let of_op = |op: &Op| {
+        let target = site.loaded.target.of(op.name());
+        InOrder::new(&Site { target, ..*site }, op)
+    };
+    let (units, downs) = (of_op(op)?, of_op(next)?);
+    let weight = site.loaded.weights.stack(down).first;
+    let k = weight.row_len;
+    let fits = !matches!(units.by, ByExperts::Gemm)
+        && matches!(downs.by, ByExperts::Slabs(_))
+        && weight.format.facts().operand != OperandKind::BF16
+        // Zeros would be wanted behind other rows.
+        && k == GemmOperand::stride(k);
+    if x != out || !fits || !site.is_read_once(out) {
+        return None;
+    }
+    let factor = site.loaded.glu_bounds.f16_factor(gate.first, activation)?;
+    let (at, bytes) = site.layout.direct_operand;
+    let rows = site.arena.part(at, bytes.min(GemmOperand::row_bytes(downs.of.pairs(), k)));
+    Some(DirectOperand { rows, format: weight.format, factor })
+}
+
+/// A router and the gated units behind it, where these choose the experts themselves, or where the router's first launch makes
+/// their operand. `writes` is where the gated units leave the operand of the op behind them.
+pub(crate) fn route_rows_glu(
+    site: &Site<'_>,
+    op: &Op,
+    next: &Op,
+    writes: Option<DirectOperand>,
+) -> Option<[Vec<Launch>; 2]> {
     let Op::MoeRoute { x, norm, gate, ref router, ids, weights } = *op else { return None };
     let Op::MoeGlu { x: glu_x, norm: glu_norm, ids: glu_ids, gate: ref gates, ref up, activation, out } = *next else {
         return None;
@@ -265,20 +326,29 @@ pub(crate) fn route_rows_glu(site: &Site<'_>, op: &Op, next: &Op) -> Option<[Vec
     if (glu_x, glu_norm, glu_ids) != (x, norm, ids) {
         return None;
     }
-    let of_glu = Site { target: site.loaded.target.of(next.name()), ..*site };
+    let of_glu = Site { target: site.loaded.target.of(next.name()), writes, ..*site };
+    let weight = site.loaded.weights.stack(gates).first;
+    let (up, y) = (Some((up, activation)), (site.place(out).region, weight.rows));
+    let choice = Choice::of(site, x, gate, router, [ids, weights]);
+    let grouped = grouped_behind(site, ids);
+    if let Some(in_order) = grouped.as_ref().filter(|_| choice.is_small())
+        && let ByExperts::Stream(variant) = &in_order.by
+    {
+        let groups = in_order.groups(site);
+        let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
+        let units = experts_rows::launch(&of_glu, variant, inputs, gates, up, &groups, y, Some(&choice));
+        return Some([logits(site, x, norm, gate).into_iter().chain([units]).collect(), vec![]]);
+    }
     let in_order = InOrder::new(&of_glu, next)?;
     let ByExperts::Slabs(variant) = in_order.by else { return None };
-    let weight = site.loaded.weights.stack(gates).first;
     let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
     let operand = experts_mma::operand(site, in_order.of, true, weight.row_len);
-    let logits = logits_of(site, inputs.x, gate);
-    let first = experts_mma::router_rows(site, inputs, gate, logits, weight.format, &operand)?;
-    let choice = choice(site, x, gate, router, [ids, weights]);
-    let grouped = grouped_behind(site, ids).map(|in_order| (ids, in_order.groups(site).tile_rows));
+    let first = experts_mma::router_rows(site, inputs, gate, choice.logits, weight.format, &operand)?;
+    let chosen = choose(site, &choice, grouped.as_ref());
+    let grouped = grouped.map(|in_order| (ids, in_order.groups(site).tile_rows));
     let (groups, grouping) = in_order.grouping(&Site { grouped: grouped.or(site.grouped), ..of_glu });
-    let (up, y) = (Some((up, activation)), (site.place(out).region, weight.rows));
     let launches = experts_mma::launches(&of_glu, variant, inputs, gates, up, &groups, y, Some(operand));
-    Some([vec![first, choice], grouping.into_iter().chain(launches).collect()])
+    Some([vec![first, chosen], grouping.into_iter().chain(launches).collect()])
 }
 
 /// RMSNorm and the gated units of the experts of each row.

@@ -2,7 +2,7 @@
 //! takes which rows and weights.
 
 use backend::Tuned;
-use plan::{Activation, KvFormat, Linear, Op, Rope, Rows, StepShape, Value};
+use plan::{KvFormat, Linear, Op, Rope, Rows, StepShape, Value};
 
 use crate::forced::Kernel;
 use crate::formats::DeviceFormat;
@@ -258,11 +258,9 @@ pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<Dire
             let fits = cache.layout.format == KvFormat::F16 || format == DeviceFormat::BF16;
             (fits && attention::leaves_operands(site, attention)).then_some(1.0)
         }
-        // What its gate is multiplied by is not bounded by its weights alone.
-        Op::NormGlu { activation: Activation::ClampedSwiglu, .. } => None,
         Op::NormGlu { x, gate, up, activation, .. } => {
             let k = plan.value(x).width;
-            let bounded = || site.loaded.glu_bounds.f16_factor(gate.weight);
+            let bounded = || site.loaded.glu_bounds.f16_factor(gate.weight, activation);
             let factor = || if format == DeviceFormat::BF16 { Some(1.0) } else { bounded() };
             is_gemm(site, rows, k, (gate, Some((up, activation)))).then(factor).flatten()
         }

@@ -103,7 +103,7 @@ const WHY: &[(&str, &str)] = &[
     ),
     (
         "rope_attention_f16_d#_wide",
-        "one row of a mixture of experts: rotation and the write to the cache are in the \
+        "rows that are alone in their sequences: rotation and the write to the cache are in the \
       launch of attention, which saves a boundary",
     ),
     (
@@ -128,7 +128,11 @@ const WHY: &[(&str, &str)] = &[
     ("router_rows_*_?", "few rows on Hopper: the router, and the operand of the gated units, which read the same rows"),
     ("expert_glu_*", "weights of each chosen expert are read for each row by itself, where no other kernel takes them"),
     ("expert_down_*", "the same for the down projections, which are added up in the same launch"),
-    ("expert_glu_rows_*", "several rows: rows that chose the same expert read its weights together"),
+    (
+        "expert_glu_rows_*",
+        "several rows: rows that chose the same expert read its weights together; each group \
+      chooses the experts for itself, because a launch for that would take longer",
+    ),
     (
         "norm_expert_glu_stream_*",
         "few rows: memory bounds it, so copies stream the weights of the chosen experts through group memory; each group \
@@ -226,7 +230,7 @@ fn rows_in_words(places: &[usize]) -> String {
 
 /// What computes the ops of a step, by op: the kernels, or that the launch ahead computes it too.
 fn kernels_of_step(loaded: &LoadedPlan<'_>, shape: StepShape) -> BTreeMap<&'static str, BTreeSet<String>> {
-    let layout = ops::lay_out(loaded, shape.bucket(), true);
+    let layout = ops::lay_out(loaded, shape.bucket(), StepRows::of_shape(shape));
     let regions = [(6, layout.bytes), (7, layout.step.bytes()), (8, layout.messages)];
     let regions = regions.map(|(kind, bytes)| nowhere(kind, bytes));
     let mut found: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();

@@ -8,7 +8,7 @@ use plan::{Activation, Experts, Linear};
 
 use crate::formats::{DeviceFormat, OperandKind, scales_of_256};
 use crate::kernels::experts::{self, Inputs, Routed, RowGroups};
-use crate::kernels::operand::GemmOperand;
+use crate::kernels::operand::{self, GemmOperand};
 use crate::kernels::route::{self, ROUTER_FORMATS};
 use crate::kernels::sm90::gemm::CopiedMatrix;
 use crate::kernels::sm90::{activations, gemm_experts};
@@ -22,7 +22,13 @@ use crate::weights::DeviceExperts;
 const SIMDS: usize = 16;
 const SLAB_ROWS: usize = 16;
 const STAGES_MAX: usize = 8;
-const HEADER: usize = 3072;
+const HEADER: usize = 12288;
+
+/// Pairs up to which every group takes the lists of all of them, and of all tiles.
+const FEW_PAIRS: usize = 128;
+
+/// Rows of a group of [`router_rows`], as in the kernel text.
+const ROUTER_ROWS: usize = 4;
 
 /// Input features of a router whose rows [`router_rows`] makes an operand of: what its groups hold in registers at most, and at
 /// least so many that the operand takes no more room than normalised rows, behind which the logits are.
@@ -114,7 +120,7 @@ pub(crate) fn router_rows(
         logits: route::logits_params(site, x, norm, gate, logits),
         rows: gemm_experts::activation_params(site, inputs, operand),
     };
-    let groups = [weight.rows + route::LOGITS_ROWS, rows.div_ceil(route::LOGITS_ROWS), 1];
+    let groups = [weight.rows + ROUTER_ROWS, rows.div_ceil(ROUTER_ROWS), 1];
     let launch = route::with_logits_operands(site, Launch::new(kernel, groups, &params), x, norm, gate, logits);
     Some(launch.with(Access::Write, operand.rows).with(Access::Write, operand.scales))
 }
@@ -164,6 +170,10 @@ pub(crate) fn launches(
         bias_stride: experts::stack_params(&stack).bias_stride,
         activation,
         stages: index(variant.stages),
+        factor: operand.factor,
+        few_pairs: if of.pairs() <= FEW_PAIRS { index(of.pairs()) } else { 0 },
+        few_tiles: index(of.tiles_max(groups.tile_rows).min(of.pairs()).min(FEW_PAIRS)),
+        operand: operand::of_pairs(site.writes, n),
         ..ExpertMmaParams::default()
     };
     let slabs = |at: usize, matrix: CopiedMatrix, up: Option<CopiedMatrix>, bytes: usize, swizzled: bool| {
@@ -193,7 +203,7 @@ pub(crate) fn launches(
         .with(Access::Read, groups.num_tiles)
         .with(Access::Read, groups.pairs)
         .with(Access::Read, sources)
-        .with(Access::Write, y);
+        .with(Access::Write, site.writes.map_or(y, |direct| direct.rows));
     let launch = experts::with_stack(launch, &stack);
     let launch = up.iter().fold(launch, experts::with_stack);
     let make = || gemm_experts::activations(site, inputs, activations::kernels_by_lanes(format, k), of, None, &operand);
