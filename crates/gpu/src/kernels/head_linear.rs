@@ -16,9 +16,12 @@ const OUTPUTS: usize = 8;
 /// Rows that share what is read of a matrix, where they do.
 const ROWS: usize = 4;
 
-/// Rows that each read the matrices for themselves, at most: the second cache has them, and what a group of four rows makes
-/// of partial results before its first product takes four times as long.
+/// Rows that each read the matrices for themselves, at most: the second cache has them, and a group of four rows folds partial
+/// results of all of them before its first product.
 const ALONE_MAX: usize = 4;
+
+/// The same of rows whose columns have an order: those of several rows are asked for together.
+const ORDERED_ALONE_MAX: usize = 1;
 
 /// What a launch is made of, whatever its kernel gets the rows from.
 pub(crate) struct HeadLaunch {
@@ -46,9 +49,10 @@ impl HeadLaunch {
     ) -> Self {
         let stack = site.loaded.weights.stack(heads);
         let of_stack = experts::stack_params(&stack);
+        let alone_max = if columns.is_some() { ORDERED_ALONE_MAX } else { ALONE_MAX };
         let columns = columns.map_or(Region::default(), |order| site.loaded.orders[order]);
         let (n, rows) = (stack.first.rows, site.num_rows(x.rows));
-        let one = is_alone(&site.target, &stack, rows);
+        let one = is_alone(&site.target, &stack, rows, alone_max);
         let (simds, group_rows) = if one { (GROUP_SIMDS, 1) } else { (simds, ROWS) };
         let groups = [n.div_ceil(OUTPUTS * simds), rows.div_ceil(group_rows), stack.count];
         let params = HeadLinearParams {
@@ -81,8 +85,8 @@ impl HeadLaunch {
     }
 }
 
-/// Whether each of so many rows reads the matrices for itself.
-fn is_alone(target: &Target, stack: &DeviceExperts, rows: usize) -> bool {
+/// Whether each of so many rows reads the matrices for itself, which is usual for up to `alone_max`.
+fn is_alone(target: &Target, stack: &DeviceExperts, rows: usize, alone_max: usize) -> bool {
     if rows == 1 {
         return true;
     }
@@ -92,7 +96,7 @@ fn is_alone(target: &Target, stack: &DeviceExperts, rows: usize) -> bool {
         format!("{kernel} rows={rows} heads={count} k={} n={}", first.row_len, first.rows)
     };
     let label = |alone: &bool| format!("rows={}", if *alone { 1 } else { ROWS });
-    let usual = rows <= ALONE_MAX;
+    let usual = rows <= alone_max;
     target.tuned.pick(key, vec![usual, !usual], label, 0).expect("the usual way is among them")
 }
 
