@@ -57,10 +57,10 @@ pub(crate) fn launches(site: &Site<'_>, q: DeviceRows, of: &Attention, out: Devi
     launches
 }
 
-/// The values that [`rope_attention`] reads until attention has ended, if it may take the place of two ops of `plan`.
-pub(crate) fn read_to_the_end(op: &Op, next: &Op) -> Vec<Value> {
+/// The values that [`rope_attention`] reads until attention has ended, if it may take the place of two ops.
+pub(crate) fn read_to_the_end(rows: StepRows, op: &Op, next: &Op) -> Vec<Value> {
     match (op, next) {
-        (&Op::RopeKvWrite { q, k, v, .. }, Op::Attention { .. }) => vec![q, k, v],
+        (&Op::RopeKvWrite { q, k, v, .. }, Op::Attention { .. }) if rows == StepRows::Alone => vec![q, k, v],
         _ => vec![],
     }
 }

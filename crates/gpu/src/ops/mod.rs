@@ -39,7 +39,7 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, rows: StepRows)
     let step = StepLayout::new(shape, plan, &cache.layout, tiles, rows);
     let mut padded = plan.clone();
     padded.values.iter_mut().for_each(|value| value.width = value.width.next_multiple_of(ROW_ALIGN));
-    keep_operands(&mut padded, expanded.is_some());
+    keep_operands(&mut padded, rows, expanded.is_some());
     let memory = MemoryPlan::new(&padded, shape);
     let most = |bytes: &dyn Fn(&Op) -> u64| plan.ops.iter().map(bytes).max().unwrap_or(0);
     let mut end = (memory.len as u64 * F32).next_multiple_of(256);
@@ -78,10 +78,10 @@ pub(crate) fn lay_out(loaded: &LoadedPlan<'_>, shape: StepShape, rows: StepRows)
 
 /// Lets what a launch in the place of several ops reads live until the last has ended, for those who place values: behind
 /// that one stand ops that read it once more. Whether latent attention is `expanded`.
-fn keep_operands(plan: &mut Plan, expanded: bool) {
+fn keep_operands(plan: &mut Plan, rows: StepRows, expanded: bool) {
     let mut kept = vec![vec![]; plan.ops.len()];
     for (at, pair) in plan.ops.windows(2).enumerate() {
-        kept[at + 1].extend(attention::read_to_the_end(&pair[0], &pair[1]));
+        kept[at + 1].extend(attention::read_to_the_end(rows, &pair[0], &pair[1]));
         kept[at + 1].extend(latent::read_to_the_end(&pair[0], &pair[1]));
     }
     for layer in latent::layers(plan).filter(|_| expanded) {
