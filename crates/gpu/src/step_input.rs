@@ -23,7 +23,7 @@ pub(crate) enum StepRows {
 }
 
 impl StepRows {
-    /// Of steps of which no more is known than their shape.
+    /// Of steps whose shape alone is known.
     pub(crate) fn of_shape(shape: StepShape) -> Self {
         if shape.tokens == shape.sequences { Self::Alone } else { Self::Expanded }
     }

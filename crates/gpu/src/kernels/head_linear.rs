@@ -29,10 +29,9 @@ pub(crate) struct HeadLaunch {
     /// Outputs, rows and heads, a group for so many of each.
     pub(crate) groups: [usize; 3],
     pub(crate) format: DeviceFormat,
-    /// Whether a group has one row.
-    pub(crate) one: bool,
-    /// Rows of a group.
+    /// Rows of a group, and its SIMD groups.
     pub(crate) group_rows: usize,
+    pub(crate) simds: usize,
     stack: DeviceExperts,
     operands: [(Access, Region); 3],
 }
@@ -75,7 +74,12 @@ impl HeadLaunch {
         };
         let operands =
             [(Access::Constant, columns), (Access::Constant, site.live(x.rows)), (Access::Write, out.region)];
-        Self { params, groups, format: stack.first.format, one, group_rows, stack, operands }
+        Self { params, groups, format: stack.first.format, group_rows, simds, stack, operands }
+    }
+
+    /// Whether a group has one row.
+    pub(crate) fn has_one_row(&self) -> bool {
+        self.group_rows == 1
     }
 
     /// A launch with its weights and result among the operands; the rows are others'.
@@ -104,6 +108,7 @@ fn is_alone(target: &Target, stack: &DeviceExperts, rows: usize, alone_max: usiz
 pub(crate) fn launch(site: &Site<'_>, x: DeviceRows, heads: &Experts, out: DeviceRows) -> Launch {
     let of = HeadLaunch::new(site, x, None, heads, out, GROUP_SIMDS);
     let format = of.format;
-    let kernel = if of.one { named!(format, "head_linear_", "_m1") } else { named!(format, "head_linear_", "_m4") };
+    let kernel =
+        if of.has_one_row() { named!(format, "head_linear_", "_m1") } else { named!(format, "head_linear_", "_m4") };
     of.with_operands(Launch::new(kernel, of.groups, &of.params).with(Access::Read, x.region))
 }

@@ -219,13 +219,12 @@ impl MlaLaunch {
         let Fold { params, operands, .. } = self.fold?;
         let of = HeadLaunch::new(site, x, None, heads, out, FOLD_SIMDS);
         let format = of.format;
-        let kernel = match of.one {
+        let kernel = match of.has_one_row() {
             true => named!(format, "fold_head_linear_", "_m1"),
             false => named!(format, "fold_head_linear_", "_m4"),
         };
-        let simds = if of.one { GROUP_SIMDS } else { FOLD_SIMDS };
         let launch = Launch::new(kernel, of.groups, &FoldHeadParams { heads: of.params, mla: params })
-            .with_groups_of((simds * 32) as u32, 0);
+            .with_groups_of((of.simds * 32) as u32, 0);
         let launch = operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region));
         Some([self.launch, of.with_operands(launch)])
     }
@@ -326,7 +325,7 @@ pub(crate) fn latent_head_linear(
     let (write, operands) = of.params(site, None, q_rope);
     let head_launch = HeadLaunch::new(site, of.q, Some(of.columns.q_nope), heads, out, GROUP_SIMDS);
     let format = head_launch.format;
-    let kernel = match head_launch.one {
+    let kernel = match head_launch.has_one_row() {
         true => named!(format, "latent_head_linear_", "_m1"),
         false => named!(format, "latent_head_linear_", "_m4"),
     };

@@ -80,7 +80,7 @@ struct Gated {
 }
 
 impl Gated {
-    /// Those of an op, if it has some. Experts with biases are none: no kernel asks for their bound.
+    /// The gated units of `op`, if it has some. Experts with biases are left out, because no kernel asks for their bound.
     fn of(weights: &DeviceWeights, op: &Op) -> Option<Self> {
         match *op {
             Op::NormGlu { norm, gate, up, .. } => {
