@@ -9,22 +9,22 @@ use backend::reference::ReferenceBackend;
 
 #[test]
 fn ops() {
-    run_part(&[&ReferenceBackend::new()], Part::Ops, Sample::of_today(3));
+    run_part(&[&ReferenceBackend::new()], Part::Ops, Sample::of_today(12));
 }
 
 #[test]
 fn models() {
-    run_part(&[&ReferenceBackend::new()], Part::Models, Sample::of_today(3));
+    run_part(&[&ReferenceBackend::new()], Part::Models, Sample::of_today(12));
 }
 
 #[test]
 fn caches() {
-    run_part(&[&ReferenceBackend::new()], Part::Caches, Sample::of_today(3));
+    run_part(&[&ReferenceBackend::new()], Part::Caches, Sample::of_today(12));
 }
 
 #[test]
 fn batches() {
-    run_part(&[&ReferenceBackend::new()], Part::Batches, Sample::of_today(5));
+    run_part(&[&ReferenceBackend::new()], Part::Batches, Sample::of_today(15));
 }
 
 #[test]
