@@ -7,13 +7,14 @@
 
 mod dispatch_page;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
 use backend::Tuned;
 use plan::{AnyShape, KvFormat, KvLayout, Plan, StepShape, fuse, hidden_states, restrict_outputs, share_slots};
 use serde_json::{Value, json};
+use testing::Sample;
 
 use crate::executable::{counters_len, footprint};
 use crate::forced::ForcedVariants;
@@ -286,10 +287,16 @@ fn mixed(index: usize, shape: &[usize]) -> DeviceFormat {
     all_in(if index.is_multiple_of(3) { DeviceFormat::Q6_K } else { DeviceFormat::Q4_K })(index, shape)
 }
 
-/// A line for each target, model and format: the number of launches, and a hash of all that is said of them.
-fn lines() -> (String, BTreeMap<String, String>) {
-    let (mut lines, mut texts) = (String::new(), BTreeMap::new());
-    let mut add = |name: String, text: String| {
+/// A line for each target, model and format of the sample: the number of launches, and a hash of all that is said of
+/// them.
+fn lines(sample: Sample) -> (String, BTreeMap<String, String>) {
+    let (mut lines, mut texts, mut index) = (String::new(), BTreeMap::new(), 0);
+    let mut add = |name: String, text: &dyn Fn() -> String| {
+        index += 1;
+        if !sample.has(index) {
+            return;
+        }
+        let text = text();
         let launches = text.lines().filter(|line| line.starts_with("  [")).count() / 2;
         writeln!(lines, "{name}: {launches} launches, {:016x}", hash(&text)).expect("a text");
         texts.insert(name, text);
@@ -302,19 +309,19 @@ fn lines() -> (String, BTreeMap<String, String>) {
             let fused = fuse(share_slots(restrict_outputs(textbook.clone()), |_| true));
             let name = |what: &str| format!("{target_name} {model_name} {what}");
             for format in DeviceFormat::ALL {
-                let loaded = Loaded::new(target, &fused, &all_in(format), kv(KvFormat::F16));
-                add(name(format.name()), loaded.recorded(&fused));
+                let loaded = || Loaded::new(target, &fused, &all_in(format), kv(KvFormat::F16));
+                add(name(format.name()), &|| loaded().recorded(&fused));
             }
             // All experts of a stack are in one format.
             if crate::weights::stacks(&fused).next().is_none() {
-                let loaded = Loaded::new(target, &fused, &mixed, kv(KvFormat::F16));
-                add(name("mixed"), loaded.recorded(&fused));
+                let loaded = || Loaded::new(target, &fused, &mixed, kv(KvFormat::F16));
+                add(name("mixed"), &|| loaded().recorded(&fused));
             }
             let q8_0 = all_in(DeviceFormat::Q8_0);
-            add(name("kv-f32"), Loaded::new(target, &fused, &q8_0, kv(KvFormat::F32)).recorded(&fused));
-            add(name("textbook"), Loaded::new(target, &textbook, &q8_0, kv(KvFormat::F16)).recorded(&textbook));
+            add(name("kv-f32"), &|| Loaded::new(target, &fused, &q8_0, kv(KvFormat::F32)).recorded(&fused));
+            add(name("textbook"), &|| Loaded::new(target, &textbook, &q8_0, kv(KvFormat::F16)).recorded(&textbook));
             if let Some(hidden) = hidden_states(&fused) {
-                add(name("hidden"), Loaded::new(target, &fused, &q8_0, kv(KvFormat::F16)).recorded(&hidden));
+                add(name("hidden"), &|| Loaded::new(target, &fused, &q8_0, kv(KvFormat::F16)).recorded(&hidden));
             }
         }
     }
@@ -342,12 +349,19 @@ fn what_steps_take_is_known_before_the_weights_are_there() {
     }
 }
 
+/// Each day records one program in three: every target and model, in a third of the formats. Where one of those has
+/// other launches, all of them are recorded, because the file is replaced as a whole. A full run also finds a line of the
+/// file that is of no program.
 #[test]
 fn launches_are_as_they_were() {
-    let (found, texts) = lines();
-    if found == EXPECTED {
+    let sample = Sample::of_today(3);
+    let (found, _) = lines(sample);
+    let expected: BTreeSet<_> = EXPECTED.lines().collect();
+    let is_known = found.lines().all(|line| expected.contains(line));
+    if is_known && (sample != Sample::ALL || found == EXPECTED) {
         return;
     }
+    let (found, texts) = lines(Sample::ALL);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/launches");
     std::fs::create_dir_all(&folder).expect("a folder for what was found");
     std::fs::write(folder.join("launches.txt"), &found).expect("room for what was found");
