@@ -125,6 +125,26 @@ fn every_file_with_unsafe_is_listed() {
     }
 }
 
+/// Where files of tests are modules of one program, a file that nobody names would never be run.
+#[test]
+fn every_file_of_tests_is_run() {
+    for (name, _) in MAY_DEPEND_ON {
+        let folder = root().join("crates").join(name);
+        let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
+        if !manifest.contains("autotests = false\n") {
+            continue;
+        }
+        let entry = fs::read_to_string(folder.join("tests/main.rs")).expect("the program of the tests");
+        for file in fs::read_dir(folder.join("tests")).expect("a folder of tests") {
+            let file = file.expect("a readable entry").file_name().into_string().expect("UTF-8 names");
+            let Some(module) = file.strip_suffix(".rs").filter(|module| *module != "main") else { continue };
+            let is_named =
+                entry.contains(&format!("mod {module};\n")) || manifest.contains(&format!("name = \"{module}\"\n"));
+            assert!(is_named, "`{name}/tests/{file}` needs a line in `{name}/tests/main.rs`");
+        }
+    }
+}
+
 #[test]
 fn every_crate_says_what_it_is() {
     for (name, _) in MAY_DEPEND_ON {

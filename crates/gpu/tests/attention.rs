@@ -1,8 +1,6 @@
 //! Attention of heads that have matrix instructions, against the reference: rows alone and in tiles, over splits, blocks,
 //! windows and groups of query heads of all sizes, with sinks and without. Conformance has other heads, and all layouts.
 
-mod attentions;
-
 use std::sync::Arc;
 
 use backend::{Backend, Executable};
@@ -12,7 +10,7 @@ use plan::{Heads, KvFormat, KvLayout, Plan, StepInput};
 use tensor::{ActivationRounding, Tensor, WeightFormat};
 use testing::{ErrorAnalysis, Rng};
 
-use attentions::{Step, VOCAB, attention_plan, heads, input, weights};
+use crate::attentions::{Step, VOCAB, attention_plan, heads, input, weights};
 
 /// Positions of a sequence, at most.
 const CONTEXT: usize = 400;

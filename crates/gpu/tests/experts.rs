@@ -1,18 +1,17 @@
 //! Mixtures of experts against the reference: every way to choose experts, every weight format, one row and several, in
 //! textbook ops and fused; biases, slices of odd widths, and what is in no row.
 
-mod mixtures;
-
 use std::sync::Arc;
 
 use backend::Backend;
 use gpu::SimDialect::{Cuda, Metal};
 use gpu::{GpuBackend, GpuOptions, SimDialect, ThreadOrder};
-use mixtures::{KV, Mixture, SOFTMAX, VOCAB, mixture, mixture_plan};
 use plan::{Activation, ExpertGroups, GroupScore, Plan, RouteWeights, Router, Scores, StepInput, fuse};
 use tensor::{Tensor, WeightFormat};
 use testing::tiny::{in_groups, random_weights};
-use testing::{ErrorAnalysis, Rng};
+use testing::{ErrorAnalysis, Rng, Sample};
+
+use crate::mixtures::{KV, Mixture, SOFTMAX, VOCAB, mixture, mixture_plan};
 
 /// Steps of one row and of several, within the bounds of the error analysis; twice the same bits.
 fn check(dialect: SimDialect, order: ThreadOrder, batch_invariant: bool, plan: Plan, weights: Vec<Tensor>, what: &str) {
@@ -83,8 +82,10 @@ fn experts_in_every_format_are_those_of_the_reference() {
 /// two, rows of weights in pieces or several in a stage, one tile a round or two.
 #[test]
 fn experts_of_some_rows_are_those_of_the_reference() {
+    // A third of the formats a day.
+    let sample = Sample::of_today(3);
     let formats = GpuBackend::simulator(ThreadOrder::Forward, 1 << 30, GpuOptions::default()).claims().formats;
-    for (index, format) in formats.into_iter().enumerate() {
+    for (index, format) in formats.into_iter().enumerate().filter(|&(index, _)| sample.has(index)) {
         let (hidden, inner) = match (format.block_len(), index % 2) {
             (1, 0) => (88, 1048),
             (1, _) => (1112, 40),
@@ -102,11 +103,14 @@ fn experts_of_some_rows_are_those_of_the_reference() {
 /// Logits of routers have a kernel for few rows, and one for many.
 #[test]
 fn experts_of_many_rows_are_those_of_the_reference() {
-    for (format, dialect, order) in [
+    // One of them a day.
+    let sample = Sample::of_today(3);
+    let cases = [
         (WeightFormat::F32, Cuda, ThreadOrder::Forward),
         (WeightFormat::F16, Metal, ThreadOrder::Reverse),
         (WeightFormat::BF16, Cuda, ThreadOrder::Reverse),
-    ] {
+    ];
+    for (_, (format, dialect, order)) in cases.into_iter().enumerate().filter(|&(index, _)| sample.has(index)) {
         let plan = mixture_plan(Mixture { bias: true, ..mixture(136, 8, 21, 2) }, false);
         let weights = random_weights(&plan, &mut Rng::new(3), format);
         check_steps(&[261, 11], dialect, order, false, plan, weights, &format!("{format}, many rows"));
