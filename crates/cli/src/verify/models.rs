@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use backend::conformance::MODEL_TYPES;
 use backend::conformance::checkpoints::{self, Checkpoint, Comparison, InPlace, Place, Side, Work};
 use backend::conformance::parity::{self, Parity, Parting};
+use backend::conformance::{MODEL_TYPES, side_by_side};
 use backend::reference::ReferenceBackend;
 use formats::TokenizerSource;
 use indicatif::ProgressBar;
@@ -137,14 +137,15 @@ pub(super) struct PartingRow {
 pub(super) fn subjects(args: &VerifyArgs) -> Result<Vec<Subject>> {
     let mut subjects = Vec::new();
     if args.model.is_none() {
-        for format in WeightFormat::ALL.into_iter().filter(|&format| args.wants_format(format)) {
-            let kv_format = kv_format(args, &[format]);
-            for model_type in MODEL_TYPES {
-                let (textbook, work) = Work::tiny(model_type, format, kv_format);
-                let name = format!("tiny {model_type}");
-                subjects.push(Subject { name, format: format.name().to_owned(), textbook, work, prompt: None });
-            }
-        }
+        let formats = WeightFormat::ALL.into_iter().filter(|&format| args.wants_format(format));
+        let tiny: Vec<_> = formats.flat_map(|format| MODEL_TYPES.map(|model_type| (format, model_type))).collect();
+        // To pack their weights takes seconds of a processor.
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        subjects = side_by_side(&tiny, threads, |&(format, model_type)| {
+            let (textbook, work) = Work::tiny(model_type, format, kv_format(args, &[format]));
+            let name = format!("tiny {model_type}");
+            Ok::<_, anyhow::Error>(Subject { name, format: format.name().to_owned(), textbook, work, prompt: None })
+        })?;
     }
     let of_file = checkpoint(args)?;
     if args.model.is_some() || of_file.work.weights.iter().any(|tensor| args.wants_format(tensor.format())) {
