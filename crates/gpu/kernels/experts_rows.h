@@ -40,31 +40,27 @@ struct ExpertRowsParams {
 };
 
 #ifdef HAS_BULK_COPIES
-enum { ROUTE_SIMDS = 16, ROUTE_EXPERTS_MAX = 512, ROUTE_PAIRS_MAX = 256 };
+enum { ROUTE_SIMDS_MAX = 24, ROUTE_EXPERTS_MAX = 512, ROUTE_PAIRS_MAX = 256 };
 struct RouteRowsGroup {
-  i32 expert[ROUTE_PAIRS_MAX];  // of each pair
-  i32 found[ROUTE_SIMDS];
+  alignas(16) i32 expert[ROUTE_PAIRS_MAX];  // of each pair
+  i32 found[ROUTE_SIMDS_MAX];
 };
 
 // What a thread knows of the rows of the expert of its number: how many there are, where they and their tiles begin in the order of
 // experts, and how many tiles all experts have.
 struct RowsOfExpert { u32 has[ROUTE_PAIRS_MAX / 32]; i32 first, count, first_tile, tiles, all_tiles; };
 
-// The experts of all rows, which each SIMD group chooses for a row, in the order of their numbers. One group of all leaves ids and weights.
-template <i32 J> FN RowsOfExpert route_rows_order(CONST RouteParams& r, GROUP RouteRowsGroup& g, i32 rows, i32 tile_rows, bool leave, Lane t) {
+// Which rows are those of a thread's own expert, once all experts have been chosen.
+FN RowsOfExpert route_rows_found(CONST RouteParams& r, GROUP RouteRowsGroup& g, i32 rows, i32 tile_rows, Lane t) {
   const i32 own = t.simd * SIMD + t.lane, slots = route_slots(r.router);
-  for (i32 row = t.simd; row < rows; row += ROUTE_SIMDS) {
-    const RouteSlot slot = route_row<J>(r, row, leave, t.lane);
-    if (t.lane < slots) g.expert[row * slots + t.lane] = slot.id;
-  }
-  group_barrier();
   // Rows of a thread's own expert, and tiles above them in the same word: those of the experts before are added up.
   const i32 pairs = rows * slots;
   RowsOfExpert of;
   of.count = 0;
   UNROLL for (i32 w = 0; w < ROUTE_PAIRS_MAX / 32; w++) {
     of.has[w] = 0;
-    if (w * 32 < pairs)
+    // SIMD groups without experts leave the multiprocessor to those that have some.
+    if (w * 32 < pairs && t.simd * SIMD < r.router.experts + r.router.shared)
       UNROLL for (i32 i = 0; i < 32; i++) {
         const u32 is_own = g.expert[w * 32 + i] == own ? 1u : 0u;
         of.has[w] |= is_own << i;
@@ -80,14 +76,26 @@ template <i32 J> FN RowsOfExpert route_rows_order(CONST RouteParams& r, GROUP Ro
   if (t.lane == SIMD - 1) g.found[t.simd] = ends;
   group_barrier();
   i32 all = 0;
-  UNROLL for (i32 s = 0; s < ROUTE_SIMDS; s++) {
-    ends += s < t.simd ? g.found[s] : 0;
-    all += g.found[s];
-  }
+  UNROLL for (i32 s = 0; s < ROUTE_SIMDS_MAX; s++)
+    if (s < t.simds) {
+      ends += s < t.simd ? g.found[s] : 0;
+      all += g.found[s];
+    }
   of.first = ends % 65536 - of.count;
   of.first_tile = ends / 65536 - of.tiles;
   of.all_tiles = all / 65536;
   return of;
+}
+
+// The experts of all rows, which each SIMD group chooses for a row, in the order of their numbers. One group of all leaves ids and weights.
+template <i32 J> FN RowsOfExpert route_rows_order(CONST RouteParams& r, GROUP RouteRowsGroup& g, i32 rows, i32 tile_rows, bool leave, Lane t) {
+  const i32 slots = route_slots(r.router);
+  for (i32 row = t.simd; row < rows; row += t.simds) {
+    const RouteSlot slot = route_row<J>(r, row, leave, t.lane);
+    if (t.lane < slots) g.expert[row * slots + t.lane] = slot.id;
+  }
+  group_barrier();
+  return route_rows_found(r, g, rows, tile_rows, t);
 }
 
 // Leaves the order for the kernels behind.

@@ -139,7 +139,7 @@ struct LatentRopeWriteParams {
   f32 eps;
 };
 
-// So many threads, of which one is `first`, turn `rope_dim` columns of x, and store them.
+// `threads` threads, this one being number `first`, turn `rope_dim` columns of x and store them.
 template <class E, class Y>
 FN void latent_turn(CONST LatentRopeWriteParams<E>& p, Ptr<const f32> x, Ptr<const i32> columns, Ptr<const f32x2> angles, Ptr<Y> y, i64 to, i32 first, i32 threads) {
   for (i32 i = first; i < p.rope_dim / 2; i += threads) {

@@ -144,6 +144,37 @@ FN RouteSlot route_weigh(CONST RouterParams& r, RouteSlot slot, i32 lane) {
   return slot;
 }
 
+// The choice alone, of a row whose experts have these logits: lane s has the id of slot s.
+template <i32 J> FN i32 route_ids(CONST RouterParams& r, THREAD f32 (&score)[J], i32 lane) {
+  u32 key[J], most;
+  if (r.scores == SCORES_SOFTMAX && r.groups == 0 && !given(r.correction)) {
+    // A softmax leaves the order as it is.
+    UNROLL for (i32 j = 0; j < J; j++) key[j] = j * SIMD + lane < r.experts ? route_key(score[j]) : 0;
+  } else {
+    route_scores<J>(r, score, key, lane);
+  }
+  if (r.groups > 0) route_groups<J>(r, key, lane);
+  i32 id = route_shared_id(r, lane);
+  for (i32 s = 0; s < r.top_k; s++) {
+    const i32 best = route_best<J>(key, most, lane);
+    UNROLL for (i32 j = 0; j < J; j++) key[j] = j * SIMD + lane == best ? 0 : key[j];
+    if (lane == s) id = best;
+  }
+  return id;
+}
+
+// How much each of these ids counts, of a row whose experts have these logits.
+template <i32 J> FN RouteSlot route_weights(CONST RouterParams& r, THREAD f32 (&score)[J], i32 id, i32 lane) {
+  u32 key[J];
+  route_scores<J>(r, score, key, lane);
+  RouteSlot slot = {id, 0.f};
+  UNROLL for (i32 j = 0; j < J; j++) {
+    const f32 of = bits_to_f32(u32(shuffle(i32(f32_to_bits(score[j])), id % SIMD)));
+    if (id / SIMD == j) slot.weight = of;
+  }
+  return route_weigh(r, slot, lane);
+}
+
 // `score`: the logits of a lane's experts.
 template <i32 J> FN RouteSlot route_choose(CONST RouterParams& r, THREAD f32 (&score)[J], i32 lane) {
   u32 key[J], most;
@@ -169,18 +200,28 @@ template <i32 J> FN RouteSlot route_choose(CONST RouterParams& r, THREAD f32 (&s
   return route_weigh(r, slot, lane);
 }
 
-// The experts of one row, which a SIMD group leaves where the row has them, if it should.
-template <i32 J> FN RouteSlot route_row(CONST RouteParams& p, i32 row, bool leave, i32 lane) {
-  f32 score[J];
+// The logits of a lane's experts.
+template <i32 J> FN void route_logits(CONST RouteParams& p, THREAD f32 (&logit)[J], i32 row, i32 lane) {
   UNROLL for (i32 j = 0; j < J; j++) {
     const i32 expert = j * SIMD + lane;
-    score[j] = expert < p.router.experts ? p.logits[i64(row) * p.logits_stride + expert] : 0.f;
+    logit[j] = expert < p.router.experts ? p.logits[i64(row) * p.logits_stride + expert] : 0.f;
   }
-  const RouteSlot slot = route_choose<J>(p.router, score, lane);
-  if (leave && lane < route_slots(p.router)) {
+}
+
+// A SIMD group leaves the experts of a row where the row has them.
+FN void route_leave(CONST RouteParams& p, i32 row, RouteSlot slot, i32 lane) {
+  if (lane < route_slots(p.router)) {
     p.ids[i64(row) * p.ids_stride + lane] = f32(slot.id);
     p.weights[i64(row) * p.weights_stride + lane] = slot.weight;
   }
+}
+
+// The experts of one row, which are left, if they should be.
+template <i32 J> FN RouteSlot route_row(CONST RouteParams& p, i32 row, bool leave, i32 lane) {
+  f32 score[J];
+  route_logits<J>(p, score, row, lane);
+  const RouteSlot slot = route_choose<J>(p.router, score, lane);
+  if (leave) route_leave(p, row, slot, lane);
   return slot;
 }
 

@@ -18,6 +18,7 @@ use tensor::Tensor;
 
 use crate::driver::{Driver, DriverError, Recording, STEPS_MAX};
 use crate::glu_bounds::GluBounds;
+use crate::kernels::sm90::experts_mma;
 use crate::kernels::{attention, choose, gemm_mma, rope_kv_write, sample};
 use crate::kv_cache::{KvCache, LayerCache};
 use crate::launch::{Launch, Region};
@@ -683,7 +684,8 @@ pub(crate) fn counters_len(plan: &Plan, target: &Target) -> usize {
         Op::MlaAttention { attention, .. } => Some(attention.heads),
         _ => None,
     });
-    attention::num_counters(target, heads.max().unwrap_or(0)).max(gemm_mma::num_counters(target))
+    let of_attention = attention::num_counters(target, heads.max().unwrap_or(0));
+    of_attention.max(gemm_mma::num_counters(target)).max(experts_mma::NUM_COUNTERS)
 }
 
 /// (positions, dims / 2) of cosine and sine, times the attention factor, computed in f64.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::params::layout_assertions;
 
 /// Structs of kernels for one CUDA architecture alone (`kernels/sm90`), which neither Metal nor the simulator sees.
-pub(crate) const OF_SM90: [&str; 15] = [
+pub(crate) const OF_SM90: [&str; 16] = [
     "ActivationParams",
     "SumActivationParams",
     "GemmSegment",
@@ -15,6 +15,7 @@ pub(crate) const OF_SM90: [&str; 15] = [
     "GemmExperts",
     "ExpertGemmParams",
     "ExpertMmaParams",
+    "ExpertPairParams",
     "RouterRowsParams<f32>",
     "RouterRowsParams<f16>",
     "RouterRowsParams<bf16>",

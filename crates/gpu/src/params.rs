@@ -748,6 +748,16 @@ params! {
         padding: [i32; 9],
     }
 
+    /// `sm90/experts_mma.h`: gated units, and the down projections of the same experts.
+    "ExpertPairParams" struct ExpertPairParams {
+        units: ExpertMmaParams,
+        downs: ExpertMmaParams,
+        route: RouteRowsParams,
+        counters: Address,
+        x_bytes: i32,
+        padding: [i32; 11],
+    }
+
     /// `elementwise.h`
     "ElementwiseParams" struct ElementwiseParams {
         a: Address,

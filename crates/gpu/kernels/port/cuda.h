@@ -301,6 +301,17 @@ FN void meet_groups(u32* counter, u32 until) {
   do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(come) : "l"(counter) : "memory");
   while (come < until);
 }
+// The same in steps: what a group has done is told, others wait until all of it is done, and the last of those that pass, when `all` have
+// come, leaves zero.
+FN void arrive_at(u32* counter, u32 done) { asm volatile("red.release.gpu.global.add.u32 [%0],%1;" ::"l"(counter), "r"(done) : "memory"); }
+FN void wait_at(u32* counter, u32 until) {
+  u32 come;
+  do asm volatile("ld.acquire.gpu.global.u32 %0,[%1];" : "=r"(come) : "l"(counter) : "memory");
+  while (come < until);
+}
+FN void pass_at(u32* counter, u32 all) {
+  if (atomicAdd(counter, 1u) + 1 == all) *counter = 0;
+}
 // A word of group memory that another SIMD group may be changing, and a moment between two looks at it.
 FN i32 flag(const i32& word) { return *(volatile const i32*)&word; }
 FN void pause() { __nanosleep(64); }

@@ -3,6 +3,11 @@
 // SIMD group waits for another. Before it, route_rows or group_rows puts rows in the order of their experts, and activations.h makes
 // the operand without moving rows; after it, expert_sum or sum_norm_activations adds up the pairs of a row.
 //
+// expert_mma_pair: the choice of experts, their gated units and their down projections in one launch, all groups of which run at once.
+// Each group chooses for itself, as route_rows does. Its down projections are of the tiles whose gated units it has made itself, with the
+// groups next to it, so that it waits for these alone. A SIMD group that has asked for all of its gates and ups asks for down projections,
+// so that memory does not rest meanwhile.
+//
 // Shapes    x (rows or pairs, k), f16 or bf16, rows of whole 64s, filled up with zeros, each times `row_scales`; weights of an expert
 //           (n, k), experts one after another at equal distances; y (pairs, n), f32.
 // Work      a slab is 16 rows of weights of one expert (eight of gate and the same of up, in a GLU) by up to T of its rows. A group
@@ -35,6 +40,13 @@ struct ExpertMmaParams {
   i32 few_tiles;           // and how many tiles
   i32 padding[9];
 };
+struct ExpertPairParams {
+  ExpertMmaParams units, downs;  // their lists are absent: `route` says what they follow from
+  RouteRowsParams route;         // its lists are absent, too
+  Ptr<u32> counters;             // of each tile; zero before and after
+  i32 x_bytes;                   // of group memory, for rows of x; 0: they come from where they are
+  i32 padding[11];
+};
 // router_rows: router_logits of route.h, and the operand that the gated units of these rows multiply: both read the same rows.
 template <class E> struct RouterRowsParams {
   RouterLogitsParams<E> logits;
@@ -44,25 +56,38 @@ template <class E> struct RouterRowsParams {
 #if __CUDA_ARCH_FEAT_SM90_ALL
 
 enum {
-  SLAB_SIMDS = 16,
+  SLAB_SIMDS = 24,  // as many as there are registers for
   SLAB_ROWS = 16,        // of weights
   SLAB_STAGES_MAX = 8,
   SLAB_TILES_MAX = 64,   // that the slabs of a group are of
-  SLAB_ALL_TILES = 128,  // up to so many all groups have all of them
+  SLAB_ALL_TILES = 160,  // up to so many all groups have all of them
   SLAB_PAIRS_MAX = SLAB_TILES_MAX * 16,
-  SLAB_HEADER = 12288,
+  SLAB_HEADER = 15360,
   SLAB_WEIGHTS = SLAB_ROWS * 128,  // bytes of a stage
   SLAB_SUMS = SLAB_SIMDS * SIMD * 16  // bytes of the sums of all threads for eight rows of x
 };
+// What a SIMD group takes next of the group's slabs: the stage of a slab of a tile that begins at `k`, and the slot of its ring. `left`
+// says how many stages it still has to take; `is_last`, whether nothing comes behind them.
+struct SlabCursor { i32 tile, slab, k, slot, left; bool is_last; };
+
+// The share of a group of the slabs of all tiles: the first, the one behind the last, how many stages they have together, and one.
+struct SlabShare { i32 begin, end, stages, in_slab; };
+
 struct ExpertMmaGroup {
   unsigned long long full[SLAB_SIMDS][SLAB_STAGES_MAX];
-  unsigned long long summed[SLAB_SIMDS];  // a SIMD group has left what it made of a slab that another began
+  unsigned long long summed[2][SLAB_SIMDS];  // a SIMD group has left what it made of a slab that another began, of each projection
   u32x4 tiles[SLAB_ALL_TILES];
   i32 pairs[SLAB_PAIRS_MAX], sources[SLAB_PAIRS_MAX];  // of the rows of these tiles
-  unsigned char fill[SLAB_HEADER - 8 * SLAB_SIMDS * (SLAB_STAGES_MAX + 1) - 16 * SLAB_ALL_TILES - 8 * SLAB_PAIRS_MAX];
+  // Of expert_mma_pair: the choice, and of gated units and of down projections the group's share, and where each SIMD group begins.
+  RouteRowsGroup route;
+  SlabShare share[2];
+  SlabCursor first[2][SLAB_SIMDS];
+  i32 num_tiles;
+  unsigned char fill[SLAB_HEADER - 8 * SLAB_SIMDS * (SLAB_STAGES_MAX + 2) - 16 * SLAB_ALL_TILES - 8 * SLAB_PAIRS_MAX - sizeof(RouteRowsGroup) -
+                     2 * sizeof(SlabShare) - 2 * SLAB_SIMDS * sizeof(SlabCursor) - 4];
   unsigned char stages[16];  // weights of all stages, their scales, and sums
 };
-static_assert(SLAB_HEADER % 1024 == 0, "copies of weights begin on 1024 bytes");
+static_assert(SLAB_HEADER % 1024 == 0 && FIELD_OFFSET(ExpertMmaGroup, stages) == SLAB_HEADER, "copies of weights begin on 1024 bytes");
 
 // What a lane takes of 64 numbers of k for four matrix instructions, its steps: of two rows of weights, 8 apart, and of a row of x, two
 // vectors of 16 bytes. K: numbers of k in a stage. X_FOLLOWS: whether the second vector follows the first in x, and has the third and
@@ -153,9 +178,6 @@ template <> struct SlabStep<GemmNVFP4> : SlabHalfBytes<GemmNVFP4> {};
 template <> struct SlabStep<GemmQ4_K> : SlabHalfBytes<GemmQ4_K> {};
 template <> struct SlabStep<GemmQ6_K> : SlabHalfBytes<GemmQ6_K> {};
 
-// What a SIMD group takes next of the group's slabs: the stage of a slab of a tile that begins at `k`, and the slot of its ring. `left`
-// says how many stages it still has to take.
-struct SlabCursor { i32 tile, slab, k, slot, left; };
 
 FN void slab_next(THREAD SlabCursor& c, i32 slabs) {
   c.k = 0;
@@ -193,6 +215,50 @@ FN void slab_ask(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD SlabC
 
 // Where the share of a SIMD group of `stages` begins.
 FN i32 slab_share(i32 stages, i32 simd) { return stages * simd / SLAB_SIMDS; }
+
+// Products fit 32 bits: `src/kernels/sm90/experts_mma.rs` sees to it.
+FN SlabShare slab_group_share(i32 slabs, i32 in_slab, i32 group) {
+  const i32 begin = i32(u32(slabs) * u32(group) / gridDim.x), end = i32(u32(slabs) * u32(group + 1) / gridDim.x);
+  return {begin, end, (end - begin) * in_slab, in_slab};
+}
+
+// Groups that have some of these slabs, of one tile, in their shares.
+FN i32 slab_groups(i32 slabs, i32 first, i32 count) {
+  const u32 groups = gridDim.x;
+  if (u32(slabs) < groups) return count;
+  return i32((u32(first + count) * groups - 1) / u32(slabs) - (u32(first + 1) * groups - 1) / u32(slabs)) + 1;
+}
+
+// What a SIMD group takes of it first, where tiles are counted from `first_tile` on.
+FN SlabCursor slab_begin(SlabShare share, i32 slabs, i32 first_tile, i32 k_of_stage, i32 simd, i32 slot, bool is_last) {
+  const i32 from = slab_share(share.stages, simd), skipped = from / share.in_slab;
+  SlabCursor c;
+  c.tile = (share.begin + skipped) / slabs - first_tile;
+  c.slab = share.begin + skipped - (first_tile + c.tile) * slabs;
+  c.k = (from - skipped * share.in_slab) * k_of_stage;
+  c.slot = slot;
+  c.left = slab_share(share.stages, simd + 1) - from;
+  c.is_last = is_last;
+  return c;
+}
+
+// How a SIMD group asks for the next stage of one projection, and of two.
+template <class W, bool GLU> struct SlabAsk {
+  CONST ExpertMmaParams& p;
+  PART void operator()(GROUP ExpertMmaGroup& g, THREAD SlabCursor& next, SlabRing ring, Lane t) const { slab_ask<W, GLU>(p, g, next, ring, t.lane); }
+};
+template <class W> struct SlabPairAsk {
+  CONST ExpertPairParams& p;
+  PART void operator()(GROUP ExpertMmaGroup& g, THREAD SlabCursor& next, SlabRing ring, Lane t) const {
+    if (next.left == 0 && !next.is_last) {
+      const i32 slot = next.slot;
+      next = g.first[1][t.simd];
+      next.slot = slot;
+    }
+    if (next.is_last) slab_ask<W, false>(p.downs, g, next, ring, t.lane);
+    else slab_ask<W, true>(p.units, g, next, ring, t.lane);
+  }
+};
 
 // Asks for what a lane multiplies of 64 numbers of its rows of x: one of each eight that a column has, where the tile has so many.
 template <i32 COLUMNS, i32 AHEAD, i32 SECOND>
@@ -250,12 +316,15 @@ struct SlabPlace {
   u32 weights, scales, sums, summed;
   i32 simd, lane, of_group;  // of_group: stages of k of all of the group's slabs
   i32 pairs_from;            // the first of its rows in the order of experts
+  Ptr<const u32x4> rows;     // those in group memory
+  i32 rows_from, num_rows;   // the first of them in the order of experts
+  i32 row_stride;
 };
 
 // What a SIMD group makes of the slab that it has next, or of the part of it that is in its share.
-template <class W, i32 COLUMNS, bool GLU>
+template <class W, i32 COLUMNS, bool GLU, class ASK>
 FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const SlabPlace& at, THREAD SlabCursor& own, THREAD SlabCursor& next,
-                 THREAD u32& parity, THREAD const u32x4& tile, i32 slab_end) {
+                 THREAD u32& parity, THREAD const u32x4& tile, i32 slab_end, ASK ask, Lane t) {
   typedef SlabStep<W> Step;
   enum { BLOCKS = i32(Step::K) / GEMM_K, MOST = 4 / COLUMNS, AHEAD = i32(BLOCKS) < MOST ? i32(BLOCKS) : MOST, SECOND = Step::X_FOLLOWS ? 1 : 2 };
   const i32 lane = at.lane, quarter = lane % 4, num_rows = (i32)(tile.z - tile.y);
@@ -264,8 +333,9 @@ FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const
   // Where a row is missing the last is multiplied once more, for nothing.
   Ptr<const u32x4> x[COLUMNS];
   UNROLL for (i32 j = 0; j < COLUMNS; j++) {
-    const i32 row = g.sources[mini((i32)tile.y + j * 8 + lane / 4, (i32)tile.z - 1) - at.pairs_from];
-    x[j] = p.x + i64(row) * p.x_stride + Step::x_place(quarter) + own.k / 8;
+    const i32 place = mini((i32)tile.y + j * 8 + lane / 4, (i32)tile.z - 1) - at.pairs_from;
+    const i32 held = place - at.rows_from;
+    x[j] = (held < at.num_rows ? at.rows + held * at.row_stride : p.x + i64(g.sources[place]) * p.x_stride) + Step::x_place(quarter) + own.k / 8;
   }
   f32 sum[COLUMNS][4];
   UNROLL for (i32 j = 0; j < COLUMNS; j++) UNROLL for (i32 i = 0; i < 4; i++) sum[j][i] = 0.f;
@@ -296,7 +366,7 @@ FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const
       if (block + AHEAD < left) slab_rows<COLUMNS, AHEAD, SECOND>(v, x, num_rows, block + AHEAD);
     }
     simd_barrier();
-    slab_ask<W, GLU>(p, g, next, at.ring, lane);
+    ask(g, next, at.ring, t);
     if (++own.slot == p.stages) { own.slot = 0; parity ^= 1; }
     UNROLL for (i32 j = 0; j < COLUMNS; j++) x[j] += BLOCKS * 8;
     left -= BLOCKS;
@@ -324,27 +394,52 @@ FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const
   slab_finish<W, COLUMNS, GLU>(p, g, sum, tile, at.pairs_from, own.slab * (GLU ? 8 : SLAB_ROWS), lane);
 }
 
-template <class W, i32 T, bool GLU>
-FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
+// What a SIMD group makes of its share of the group's.
+template <class W, i32 T, bool GLU, class ASK>
+FN void slab_runs(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD SlabPlace& at, SlabShare share, THREAD SlabCursor& own, THREAD SlabCursor& next,
+                  THREAD u32& parity, ASK ask, Lane t) {
+  at.of_group = share.stages;
+  i32 slab_end = slab_share(share.stages, t.simd) / share.in_slab * share.in_slab;  // where the slab ends that is next, in stages of the group's
+  ROLL while (own.left > 0) {
+    u32x4 tile = g.tiles[own.tile];
+    tile.z = tile.y + mini((i32)(tile.z - tile.y), T);
+    slab_end += share.in_slab;
+    slab_run<W, T / 8, GLU>(p, g, at, own, next, parity, tile, slab_end, ask, t);
+    slab_next(own, p.slabs);
+  }
+}
+
+// Where things are in group memory, and barriers.
+template <class W>
+FN SlabPlace slab_place(GROUP ExpertMmaGroup& g, i32 num_stages, Lane t) {
   typedef SlabStep<W> Step;
-  const i32 thread = t.simd * SIMD + t.lane;
-  const u32 stages = group_address(g.stages), all_scales = stages + SLAB_SIMDS * p.stages * SLAB_WEIGHTS;
+  const u32 stages = group_address(g.stages), all_scales = stages + SLAB_SIMDS * num_stages * SLAB_WEIGHTS;
   SlabPlace at;
   at.simd = t.simd;
   at.lane = t.lane;
   at.ring.full = group_address(g.full[t.simd]);
-  at.ring.weights = stages + t.simd * p.stages * SLAB_WEIGHTS;
-  at.ring.scales = all_scales + t.simd * p.stages * (SLAB_ROWS * i32(Step::SCALES));
+  at.ring.weights = stages + t.simd * num_stages * SLAB_WEIGHTS;
+  at.ring.scales = all_scales + t.simd * num_stages * (SLAB_ROWS * i32(Step::SCALES));
   at.weights = held(at.ring.weights + Step::place(t.lane));
   at.scales = held(at.ring.scales + Step::scales_place(t.lane));
-  at.sums = all_scales + SLAB_SIMDS * p.stages * (SLAB_ROWS * i32(Step::SCALES)) + thread * 16;
-  at.summed = group_address(&g.summed[t.simd]);
-  let_next_start();
+  at.sums = all_scales + SLAB_SIMDS * num_stages * (SLAB_ROWS * i32(Step::SCALES)) + (t.simd * SIMD + t.lane) * 16;
+  at.summed = group_address(&g.summed[0][t.simd]);
+  at.pairs_from = at.rows_from = at.num_rows = at.row_stride = 0;
+  at.rows = nullptr;
   if (t.lane == 0) {
-    for (i32 i = 0; i < p.stages; i++) barrier_init(at.ring.full + i * 8, 1);
-    barrier_init(at.summed, 1);
+    for (i32 i = 0; i < num_stages; i++) barrier_init(at.ring.full + i * 8, 1);
+    UNROLL for (i32 i = 0; i < 2; i++) barrier_init(at.summed + i * (8 * SLAB_SIMDS), 1);
     barriers_are_ready();
   }
+  return at;
+}
+
+template <class W, i32 T, bool GLU>
+FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
+  enum { K = SlabStep<W>::K };
+  const i32 thread = t.simd * SIMD + t.lane;
+  let_next_start();
+  SlabPlace at = slab_place<W>(g, p.stages, t);
   if (thread == 0) prefetch_map(p.weight);
   if (thread == SIMD && W::IN_REGISTERS) prefetch_map(p.scale_tiles);
   wait_for_previous();
@@ -358,25 +453,15 @@ FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
       g.sources[thread] = p.sources[thread];
     }
   }
-  const i32 all = p.num_tiles[0] * p.slabs, in_slab = (p.k + Step::K - 1) / Step::K;
-  const i32 begin = i32(i64(all) * t.gx / (i32)gridDim.x), end = i32(i64(all) * (t.gx + 1) / (i32)gridDim.x);
-  const i32 first_tile = few ? 0 : begin / p.slabs;
-  at.of_group = (end - begin) * in_slab;
-  if (!few && thread < SLAB_TILES_MAX && (first_tile + thread) * p.slabs < end) g.tiles[thread] = p.tiles[first_tile + thread];
+  const SlabShare share = slab_group_share(p.num_tiles[0] * p.slabs, (p.k + K - 1) / K, t.gx);
+  const i32 first_tile = few ? 0 : share.begin / p.slabs;
+  if (!few && thread < SLAB_TILES_MAX && (first_tile + thread) * p.slabs < share.end) g.tiles[thread] = p.tiles[first_tile + thread];
   group_barrier();
-  const i32 from = slab_share(at.of_group, t.simd), skipped = from / in_slab;
-  i32 slab_end = skipped * in_slab;  // where the slab ends that is next, in stages of the group's
-  SlabCursor own;
-  own.tile = (begin + skipped) / p.slabs - first_tile;
-  own.slab = begin + skipped - (first_tile + own.tile) * p.slabs;
-  own.k = (from - slab_end) * Step::K;
-  own.slot = 0;
-  own.left = slab_share(at.of_group, t.simd + 1) - from;
-  SlabCursor next = own;
-  for (i32 i = 0; i < p.stages; i++) slab_ask<W, GLU>(p, g, next, at.ring, t.lane);
-  at.pairs_from = 0;
-  if (!few && begin < end) {
-    const u32x4 last = g.tiles[(end - 1) / p.slabs - first_tile];
+  SlabCursor own = slab_begin(share, p.slabs, first_tile, K, t.simd, 0, true), next = own;
+  const SlabAsk<W, GLU> ask = {p};
+  for (i32 i = 0; i < p.stages; i++) ask(g, next, at.ring, t);
+  if (!few && share.begin < share.end) {
+    const u32x4 last = g.tiles[(share.end - 1) / p.slabs - first_tile];
     at.pairs_from = (i32)g.tiles[0].y;
     const i32 pairs = mini((i32)last.z, (i32)last.y + T) - at.pairs_from;
     for (i32 i = thread; i < pairs; i += SLAB_SIMDS * SIMD) {
@@ -386,13 +471,162 @@ FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
   }
   if (!few) group_barrier();
   u32 parity = 0;
-  ROLL while (own.left > 0) {
-    u32x4 tile = g.tiles[own.tile];
-    tile.z = tile.y + mini((i32)(tile.z - tile.y), T);
-    slab_end += in_slab;
-    slab_run<W, T / 8, GLU>(p, g, at, own, next, parity, tile, slab_end);
-    slab_next(own, p.slabs);
+  slab_runs<W, T, GLU>(p, g, at, share, own, next, parity, ask, t);
+}
+
+// The lists of all rows and tiles, in group memory, which follow from the logits, and the shares.
+FN void slab_lists(CONST ExpertPairParams& pair, GROUP ExpertMmaGroup& g, i32 k_of_stage, Lane t) {
+  CONST RouteRowsParams& p = pair.route;
+  const i32 own = t.simd * SIMD + t.lane, slots = route_slots(p.route.router), rows = p.route.rows[0];
+  for (i32 row = t.simd; row < rows; row += t.simds) {
+    f32 logit[4];
+    route_logits<4>(p.route, logit, row, t.lane);
+    const i32 id = route_ids<4>(p.route.router, logit, t.lane);
+    if (t.lane < slots) g.route.expert[row * slots + t.lane] = id;
   }
+  group_barrier();
+  const RowsOfExpert of = route_rows_found(p.route, g.route, rows, p.tile_rows, t);
+  if (own == 0) g.num_tiles = of.all_tiles;
+  // Two SIMD groups find where all of them begin, and of the last, which have no experts.
+  if (t.simd >= SLAB_SIMDS - 2) {
+    const i32 which = t.simd - (SLAB_SIMDS - 2), slabs = which ? pair.downs.slabs : pair.units.slabs, k = which ? pair.downs.k : pair.units.k;
+    const SlabShare share = slab_group_share(of.all_tiles * slabs, (k + k_of_stage - 1) / k_of_stage, t.gx);
+    if (t.lane == 0) g.share[which] = share;
+    if (t.lane < SLAB_SIMDS) g.first[which][t.lane] = slab_begin(share, slabs, 0, k_of_stage, t.lane, 0, which == 1);
+  }
+  for (i32 i = 0, from = of.first; i < of.tiles; i++, from += p.tile_rows)
+    g.tiles[of.first_tile + i] = make16(u32(own), u32(from), u32(mini(from + p.tile_rows, of.first + of.count)), 0);
+  i32 place = of.first;
+  UNROLL for (i32 w = 0; w < ROUTE_PAIRS_MAX / 32; w++)
+    for (u32 left = of.has[w]; left != 0; left &= left - 1) {
+      const i32 pair = w * 32 + lowest_bit(left);
+      g.pairs[place] = pair;
+      g.sources[place] = pair / slots;
+      place++;
+    }
+  group_barrier();
+}
+
+// Goes on when all gated units of the tiles of this group have been made. One SIMD group: a lane has a tile.
+FN void slab_meet(CONST ExpertPairParams& p, GROUP ExpertMmaGroup& g, i32 lane) {
+  const SlabShare units = g.share[0], downs = g.share[1];
+  const i32 own = units.begin / p.units.slabs + lane, from = own * p.units.slabs;
+  const i32 made = mini(units.end, from + p.units.slabs) - maxi(units.begin, from);
+  if (made > 0) arrive_at(p.counters + own, u32(made));
+  const i32 needed = downs.begin / p.downs.slabs + lane, first = needed * p.downs.slabs;
+  if (downs.stages > 0 && first < downs.end) {
+    wait_at(p.counters + needed, u32(p.units.slabs));
+    // The last that goes on leaves zero.
+    const u32 all = u32(p.units.slabs + slab_groups(g.num_tiles * p.downs.slabs, first, p.downs.slabs));
+    pass_at(p.counters + needed, all);
+  }
+}
+
+// Rows of x that a group needs, on their way to its group memory: what it asks for later would wait for all weights that are asked for.
+enum { SLAB_ROWS_AHEAD = 4 };
+struct SlabRows {
+  u32x4 v[SLAB_ROWS_AHEAD];
+  i32 first, count, vectors;
+};
+
+// A part of a row for each lane: 32 vectors for a SIMD group.
+FN i32 slab_rows_parts(THREAD const SlabRows& r) { return (r.vectors + SIMD - 1) / SIMD; }
+
+FN void slab_rows_ask(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD SlabRows& r, i32 from, Lane t) {
+  const i32 parts = slab_rows_parts(r);
+  UNROLL for (i32 i = 0; i < SLAB_ROWS_AHEAD; i++) {
+    const i32 part = from + i * SLAB_SIMDS + t.simd, row = part / parts, vector = (part - row * parts) * SIMD + t.lane;
+    if (row < r.count && vector < r.vectors) r.v[i] = p.x[i64(g.sources[r.first + row]) * p.x_stride + vector];
+  }
+}
+FN void slab_rows_store(Ptr<u32x4> to, i32 stride, THREAD const SlabRows& r, i32 from, Lane t) {
+  const i32 parts = slab_rows_parts(r);
+  UNROLL for (i32 i = 0; i < SLAB_ROWS_AHEAD; i++) {
+    const i32 part = from + i * SLAB_SIMDS + t.simd, row = part / parts, vector = (part - row * parts) * SIMD + t.lane;
+    if (row < r.count && vector < r.vectors) to[row * stride + vector] = r.v[i];
+  }
+}
+
+// Which rows the group's share is of, as many as there is room for; the first are asked for.
+template <class W>
+FN SlabRows slab_rows_begin(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD SlabPlace& at, SlabShare share, i32 bytes, Lane t) {
+  SlabRows r;
+  r.vectors = p.x_stride;
+  // Two rows that are read at once begin in different banks.
+  at.row_stride = r.vectors + (SlabStep<W>::X_FOLLOWS ? 1 : 2);
+  r.first = r.count = 0;
+  if (share.stages > 0) {
+    r.first = (i32)g.tiles[share.begin / p.slabs].y;
+    r.count = mini((i32)g.tiles[(share.end - 1) / p.slabs].z - r.first, bytes / (at.row_stride * 16));
+  }
+  at.rows_from = r.first;
+  at.num_rows = r.count;
+  slab_rows_ask(p, g, r, 0, t);
+  return r;
+}
+FN void slab_rows_end(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const SlabPlace& at, Ptr<u32x4> to, THREAD SlabRows& r, Lane t) {
+  slab_rows_store(to, at.row_stride, r, 0, t);
+  const i32 all = r.count * slab_rows_parts(r);
+  for (i32 from = SLAB_ROWS_AHEAD * SLAB_SIMDS; from < all; from += SLAB_ROWS_AHEAD * SLAB_SIMDS) {
+    slab_rows_ask(p, g, r, from, t);
+    slab_rows_store(to, at.row_stride, r, from, t);
+  }
+}
+
+template <class W, i32 T>
+FN void expert_mma_pair(CONST ExpertPairParams& p, GROUP ExpertMmaGroup& g, Lane t) {
+  enum { K = SlabStep<W>::K };
+  const i32 thread = t.simd * SIMD + t.lane, stages = p.units.stages;
+  let_next_start();
+  SlabPlace at = slab_place<W>(g, stages, t);
+  if (thread < ROUTE_PAIRS_MAX) g.route.expert[thread] = -1;
+  if (thread == 0) prefetch_map(p.units.weight);
+  if (thread == SIMD) prefetch_map(p.downs.weight);
+  if (thread == 2 * SIMD && W::IN_REGISTERS) prefetch_map(p.units.scale_tiles);
+  if (thread == 3 * SIMD && W::IN_REGISTERS) prefetch_map(p.downs.scale_tiles);
+  group_barrier();
+  wait_for_previous();
+  slab_lists(p, g, K, t);
+  const SlabPairAsk<W> ask = {p};
+  SlabCursor own = g.first[0][t.simd], next = own;
+  const Ptr<u32x4> x = reinterpret_cast<u32x4*>(g.stages + SLAB_SIMDS * stages * (SLAB_WEIGHTS + SLAB_ROWS * i32(SlabStep<W>::SCALES)) + SLAB_SUMS * (T / 8));
+  at.rows = x;
+  const bool keeps = p.x_bytes > 0;
+  SlabRows rows;
+  if (keeps) rows = slab_rows_begin<W>(p.units, g, at, g.share[0], p.x_bytes, t);
+  for (i32 i = 0; i < stages; i++) ask(g, next, at.ring, t);
+  if (keeps) {
+    slab_rows_end(p.units, g, at, x, rows, t);
+    group_barrier();
+  }
+  u32 parity = 0;
+  slab_runs<W, T, true>(p.units, g, at, g.share[0], own, next, parity, ask, t);
+  const i32 slot = own.slot;
+  own = g.first[1][t.simd];
+  own.slot = slot;
+  at.summed += 8 * SLAB_SIMDS;
+  group_barrier();
+  if (t.simd == 0) {
+    slab_meet(p, g, t.lane);
+  } else if (t.simd == 1) {
+    // Nobody in this launch needs to know how much experts count: each group leaves that of a few rows.
+    for (i32 row = t.gx; row < p.route.route.rows[0]; row += (i32)gridDim.x) {
+      f32 logit[4];
+      route_logits<4>(p.route.route, logit, row, t.lane);
+      const i32 slots = route_slots(p.route.route.router), id = t.lane < slots ? g.route.expert[row * slots + t.lane] : 0;
+      route_leave(p.route.route, row, route_weights<4>(p.route.route.router, logit, id, t.lane), t.lane);
+    }
+  } else {
+    // A gated unit is a row of its own for the down projections.
+    for (i32 i = thread - 2 * SIMD; i < ROUTE_PAIRS_MAX; i += (SLAB_SIMDS - 2) * SIMD) g.sources[i] = g.pairs[i];
+  }
+  group_barrier();
+  if (keeps) {
+    rows = slab_rows_begin<W>(p.downs, g, at, g.share[1], p.x_bytes, t);
+    slab_rows_end(p.downs, g, at, x, rows, t);
+    group_barrier();
+  }
+  slab_runs<W, T, false>(p.downs, g, at, g.share[1], own, next, parity, ask, t);
 }
 
 // Groups behind those of router_logits have a row each: of 4,096 numbers at most.
@@ -414,17 +648,17 @@ ROUTER_ROWS_KERNELS(f16, false, AS_X)
 ROUTER_ROWS_KERNELS(bf16, true, AS_X)
 ROUTER_ROWS_KERNELS(turns, false, IN_TURNS)
 
-#define EXPERT_MMA_KERNEL(NAME, ...)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(512, 1) NAME(const __grid_constant__ ExpertMmaParams p) {                   \
+#define EXPERT_MMA_KERNEL(NAME, PARAMS, ...)                                                                               \
+  extern "C" __global__ void __launch_bounds__(SLAB_SIMDS * SIMD, 1) NAME(const __grid_constant__ PARAMS p) {              \
     extern __shared__ __align__(1024) unsigned char group_memory[];                                                        \
     const Lane t = {(i32)blockIdx.x, 0, 0, simd_of_thread(), (i32)threadIdx.x & 31, SLAB_SIMDS};                           \
     __VA_ARGS__(p, *reinterpret_cast<ExpertMmaGroup*>(group_memory), t);                                                   \
   }
 #define EXPERT_MMA(FORMAT, W)                                             \
-  EXPERT_MMA_KERNEL(expert_mma_##FORMAT##_t8, expert_mma<W, 8, false>)     \
-  EXPERT_MMA_KERNEL(expert_mma_glu_##FORMAT##_t8, expert_mma<W, 8, true>)  \
-  EXPERT_MMA_KERNEL(expert_mma_##FORMAT##_t16, expert_mma<W, 16, false>)   \
-  EXPERT_MMA_KERNEL(expert_mma_glu_##FORMAT##_t16, expert_mma<W, 16, true>)
+  EXPERT_MMA_KERNEL(expert_mma_##FORMAT##_t8, ExpertMmaParams, expert_mma<W, 8, false>)     \
+  EXPERT_MMA_KERNEL(expert_mma_glu_##FORMAT##_t8, ExpertMmaParams, expert_mma<W, 8, true>)  \
+  EXPERT_MMA_KERNEL(expert_mma_##FORMAT##_t16, ExpertMmaParams, expert_mma<W, 16, false>)   \
+  EXPERT_MMA_KERNEL(expert_mma_glu_##FORMAT##_t16, ExpertMmaParams, expert_mma<W, 16, true>)
 EXPERT_MMA(f16, GemmF16)
 EXPERT_MMA(bf16, GemmBF16)
 EXPERT_MMA(q8_0, GemmQ8_0)
@@ -436,5 +670,17 @@ EXPERT_MMA(mxfp4, GemmMXFP4)
 EXPERT_MMA(nvfp4, GemmNVFP4)
 EXPERT_MMA(q4_k, GemmQ4_K)
 EXPERT_MMA(q6_k, GemmQ6_K)
+// Not of BF16: gated units leave no rows for it.
+#define EXPERT_MMA_PAIR(FORMAT, W) EXPERT_MMA_KERNEL(expert_mma_pair_##FORMAT, ExpertPairParams, expert_mma_pair<W, 8>)
+EXPERT_MMA_PAIR(f16, GemmF16)
+EXPERT_MMA_PAIR(q8_0, GemmQ8_0)
+EXPERT_MMA_PAIR(fp8, GemmFP8)
+EXPERT_MMA_PAIR(q4_0, GemmQ4_0)
+EXPERT_MMA_PAIR(q4_g128, GemmQ4G128)
+EXPERT_MMA_PAIR(q4_z128, GemmQ4Z128)
+EXPERT_MMA_PAIR(mxfp4, GemmMXFP4)
+EXPERT_MMA_PAIR(nvfp4, GemmNVFP4)
+EXPERT_MMA_PAIR(q4_k, GemmQ4_K)
+EXPERT_MMA_PAIR(q6_k, GemmQ6_K)
 
 #endif

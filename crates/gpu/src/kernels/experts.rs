@@ -121,6 +121,13 @@ impl Routed {
         self.rows * self.slots
     }
 
+    /// Experts that some row chose, where each is as likely as another.
+    pub(crate) fn chosen_experts(self) -> f64 {
+        let Self { rows, slots, experts } = self;
+        let by_one = slots as f64 / experts as f64;
+        experts as f64 * (1.0 - (1.0 - by_one).powf(rows as f64))
+    }
+
     /// Tiles of up to `tile_rows` rows of one expert, at most: all experts may end with one that is not full.
     pub(crate) fn tiles_max(self, tile_rows: usize) -> usize {
         self.pairs() / tile_rows + self.pairs().min(self.experts)
@@ -253,5 +260,6 @@ mod tests {
     fn every_expert_may_have_a_tile_that_is_not_full() {
         let of = |rows| Routed { rows, slots: 8, experts: 128 };
         assert_eq!([of(2).tiles_max(16), of(8).tiles_max(4), of(2048).tiles_max(128)], [1 + 16, 16 + 64, 128 + 128]);
+        assert_eq!([1, 8, 2048].map(|rows| of(rows).chosen_experts().round()), [8.0, 52.0, 128.0]);
     }
 }

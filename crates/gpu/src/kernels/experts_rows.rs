@@ -140,27 +140,36 @@ impl Choice<'_> {
         self.logits.width <= SMALL_EXPERTS_MAX
     }
 
-    fn params(&self, site: &Site<'_>, groups: &RowGroups) -> RouteRowsParams {
+    /// What a launch is told that leaves the choice, and keeps to itself which rows are of which experts: in tiles of so many.
+    pub(crate) fn params(&self, site: &Site<'_>, tile_rows: usize) -> RouteRowsParams {
+        let route = route::params(site, self.logits, self.router, self.chosen);
+        RouteRowsParams { route, tile_rows: index(tile_rows), ..RouteRowsParams::default() }
+    }
+
+    /// Such a launch with what it reads and leaves among its operands.
+    pub(crate) fn chosen_by(&self, site: &Site<'_>, launch: Launch) -> Launch {
+        route::with_operands(site, launch, self.logits, self.router, self.chosen)
+    }
+
+    fn params_of_groups(&self, site: &Site<'_>, groups: &RowGroups) -> RouteRowsParams {
         RouteRowsParams {
-            route: route::params(site, self.logits, self.router, self.chosen),
             pairs: groups.pairs.address,
             sources: groups.sources.address,
             tiles: groups.tiles.address,
             num_tiles: groups.num_tiles.address,
-            tile_rows: index(groups.tile_rows),
-            padding: 0,
+            ..self.params(site, groups.tile_rows)
         }
     }
 
     fn with_operands(&self, site: &Site<'_>, launch: Launch, groups: &RowGroups) -> Launch {
-        groups.written_by(route::with_operands(site, launch, self.logits, self.router, self.chosen))
+        groups.written_by(self.chosen_by(site, launch))
     }
 }
 
 /// The experts of rows, their weights, and the rows in the order of their experts.
 pub(crate) fn route(site: &Site<'_>, choice: &Choice<'_>, groups: &RowGroups) -> Launch {
     let kernel = if choice.is_small() { "route_rows_e128" } else { "route_rows_e512" };
-    let launch = Launch::new(kernel, [1, 1, 1], &choice.params(site, groups)).with_groups_of(THREADS, 0);
+    let launch = Launch::new(kernel, [1, 1, 1], &choice.params_of_groups(site, groups)).with_groups_of(THREADS, 0);
     choice.with_operands(site, launch, groups)
 }
 
@@ -214,7 +223,7 @@ pub(crate) fn launch(
         x_row: index(variant.x_row),
         x_rows: index(variant.x_rows),
         operand: operand::of_pairs(site.writes, weight.rows),
-        route: choice.map_or(RouteRowsParams::default(), |choice| choice.params(site, groups)),
+        route: choice.map_or(RouteRowsParams::default(), |choice| choice.params_of_groups(site, groups)),
         ..ExpertRowsParams::default()
     };
     let mut kernel = named!(weight.format, "expert_down_rows_", "");

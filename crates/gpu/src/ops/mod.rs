@@ -121,8 +121,9 @@ pub(crate) fn lower(
         site.writes = direct_operand(&site, index);
         // Of the next op, which this one may be launched with.
         let next_writes = direct_operand(&site, index + 1);
-        let expanded = (!keep).then(|| latent::expanded(&site, index)).flatten();
-        if let Some(of_ops) = expanded {
+        let expanded = || latent::expanded(&site, index);
+        let experts = || moe::experts_in_one(&site, index, next_writes);
+        if let Some(of_ops) = (!keep).then(|| expanded().or_else(experts)).flatten() {
             ops.extend(of_ops.into_iter().zip(index..).map(|(launches, op)| OpLaunches { op, launches }));
             continue;
         }

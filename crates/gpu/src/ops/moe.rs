@@ -24,7 +24,10 @@ pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) 
         Op::MoeGlu { x, .. } => (x, 0),
         Op::MoeDown { ref down, .. } => {
             let [features, k] = plan.weight(down.first).shape[..] else { return 0 };
-            return routed(loaded, op, shape).map_or(0, |(_, of)| down_bytes(of, k, features).iter().sum());
+            return routed(loaded, op, shape).map_or(0, |(ids, of)| {
+                let [operand, parts] = down_bytes(of, k, features);
+                operand.max(routing_bytes(loaded, ids, shape)) + parts
+            });
         }
         _ => return 0,
     };
@@ -32,6 +35,14 @@ pub(crate) fn scratch_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShape) 
     let widths = info.width.next_multiple_of(ROW_ALIGN) + experts.next_multiple_of(ROW_ALIGN);
     let plain = (num_rows(info.rows, shape) * widths) as u64 * F32;
     plain.max(routed(loaded, op, shape).map_or(0, |(_, of)| gemm_experts::operand_bytes(of, info.width)))
+}
+
+/// Bytes that the choice of these experts and their gated units need between kernels. A launch that does the down projections, too,
+/// leaves their results behind that: some groups make them while others still choose.
+fn routing_bytes(loaded: &LoadedPlan<'_>, chosen: Value, shape: StepShape) -> u64 {
+    let chooses = |op: &&Op| matches!(**op, Op::MoeRoute { ids, .. } if ids == chosen);
+    let route = loaded.plan.ops.iter().find(chooses);
+    route.map_or(0, |op| scratch_bytes(loaded, op, shape)).next_multiple_of(256)
 }
 
 /// Bytes of the operand of down projections, and of their results.
@@ -62,19 +73,21 @@ pub(crate) fn row_groups_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShap
 enum ByExperts {
     Stream(RowsVariant),
     Slabs(SlabVariant),
+    /// Gated units whose launch chooses the experts and does their down projections, too; where that cannot be, as slabs.
+    Pair(SlabVariant),
     Gemm,
 }
 
 impl ByExperts {
     /// All that can take these rows, first the one that is fastest on the device where it was measured; the gemm alone where bits
     /// must not depend on how many rows there are. `None` stands for kernels that leave rows in their own order; it is there where
-    /// `alone` is set, because one row or two may stream without an order.
+    /// `alone` is set, because one row or two may stream without an order. `down` is the stack behind gated units, where one launch
+    /// may do the work of both.
     fn ways(
         site: &Site<'_>,
         ids: Value,
         of: Routed,
-        stack: &DeviceExperts,
-        up: Option<&DeviceExperts>,
+        (stack, up, down): (&DeviceExperts, Option<&DeviceExperts>, Option<&DeviceExperts>),
         alone: bool,
     ) -> Vec<Option<Self>> {
         let (target, format) = (&site.target, stack.first.format);
@@ -99,7 +112,9 @@ impl ByExperts {
         let [low, high] = slabs;
         let mut ways = [stream, low, high, gemm];
         ways[..=best].rotate_right(1);
-        alone.then_some(None).into_iter().chain(ways.into_iter().flatten().map(Some)).collect()
+        let pair = up.zip(down).filter(|(up, down)| best < 2 && experts_mma::can_pair(target, of, [stack, up], down));
+        let pair = pair.map(|_| Self::Pair(experts_mma::variant(format, experts_mma::ROWS[0])));
+        alone.then_some(None).into_iter().chain(pair.into_iter().chain(ways.into_iter().flatten()).map(Some)).collect()
     }
 
     /// What a table of choices calls one of these ways.
@@ -108,6 +123,7 @@ impl ByExperts {
             None => "alone".to_owned(),
             Some(Self::Stream(_)) => "stream".to_owned(),
             Some(Self::Slabs(variant)) => format!("mma rows={}", variant.rows),
+            Some(Self::Pair(_)) => "pair".to_owned(),
             Some(Self::Gemm) => "gemm".to_owned(),
         }
     }
@@ -149,7 +165,8 @@ impl InOrder {
                 Op::MoeGlu { ref gate, ref up, .. } => glu_variant(site, of.rows, of.slots, gate, up).is_some(),
                 _ => experts_stream::down_variant(&site.target, shape).is_some(),
             };
-        let ways = ByExperts::ways(site, ids, of, &stack, up.as_ref(), alone);
+        let down = down_behind(site.loaded, op).map(|(_, down)| place(down));
+        let ways = ByExperts::ways(site, ids, of, (&stack, up.as_ref(), down.as_ref()), alone);
         let by = site.target.tuned.pick(key, ways, ByExperts::label, 0)??;
         rows_follow.then_some(Self { ids, of, by })
     }
@@ -159,8 +176,8 @@ impl InOrder {
         let tile_rows = match self.by {
             ByExperts::Stream(_) => experts_rows::TILE_ROWS,
             // Tiles that gated units have streamed do for what is behind them: few experts have more rows than that.
-            ByExperts::Slabs(_) if is_grouped(site, self.ids) => experts_rows::TILE_ROWS,
-            ByExperts::Slabs(variant) => variant.rows,
+            ByExperts::Slabs(_) | ByExperts::Pair(_) if is_grouped(site, self.ids) => experts_rows::TILE_ROWS,
+            ByExperts::Slabs(variant) | ByExperts::Pair(variant) => variant.rows,
             ByExperts::Gemm => gemm_experts::tile_rows(self.of),
         };
         let (at, _) = site.layout.row_groups;
@@ -188,7 +205,7 @@ impl InOrder {
             ByExperts::Stream(variant) => {
                 vec![experts_rows::launch(site, variant, inputs, stack, up, groups, y, None)]
             }
-            ByExperts::Slabs(variant) => {
+            ByExperts::Slabs(variant) | ByExperts::Pair(variant) => {
                 let k = site.loaded.weights.stack(stack).first.row_len;
                 let made = site.reads.map(|direct| GemmOperand::direct(direct, self.of.pairs(), k));
                 experts_mma::launches(site, *variant, inputs, stack, up, groups, y, made)
@@ -196,6 +213,21 @@ impl InOrder {
             ByExperts::Gemm => gemm_experts::launches(site, inputs, stack, up, groups, y),
         }
     }
+}
+
+/// The router whose experts the gated units `op` take, and the down projections behind them, where these read nothing else and there is
+/// a kernel that makes an operand beside the router's logits.
+fn down_behind<'a>(loaded: &LoadedPlan<'a>, op: &Op) -> Option<(Linear, &'a Experts)> {
+    let Op::MoeGlu { out, ids: glu_ids, .. } = *op else { return None };
+    let behind = loaded.plan.ops.windows(3).find_map(|ops| match *ops {
+        [
+            Op::MoeRoute { ids, gate, .. },
+            Op::MoeGlu { out: units, .. },
+            Op::MoeDown { x, ids: down_ids, ref down, .. },
+        ] => (units == out && x == out && [ids, down_ids] == [glu_ids; 2]).then_some((gate, down)),
+        _ => None,
+    });
+    behind.filter(|(gate, _)| experts_mma::can_be_router(loaded.weights.get(gate.weight)))
 }
 
 /// Whether rows are in the order of the experts that `ids` names, in tiles for weights that are streamed.
@@ -220,7 +252,7 @@ fn grouped_behind(site: &Site<'_>, chosen: Value) -> Option<InOrder> {
     let in_order = InOrder::new(&Site { target, grouped: Some((chosen, experts_rows::TILE_ROWS)), ..*site }, glu);
     in_order.filter(|in_order| match in_order.by {
         ByExperts::Stream(_) => true,
-        ByExperts::Slabs(_) => experts_rows::can_route(in_order.of),
+        ByExperts::Slabs(_) | ByExperts::Pair(_) => experts_rows::can_route(in_order.of),
         ByExperts::Gemm => false,
     })
 }
@@ -340,7 +372,7 @@ pub(crate) fn route_rows_glu(
         return Some([logits(site, x, norm, gate).into_iter().chain([units]).collect(), vec![]]);
     }
     let in_order = InOrder::new(&of_glu, next)?;
-    let ByExperts::Slabs(variant) = in_order.by else { return None };
+    let (ByExperts::Slabs(variant) | ByExperts::Pair(variant)) = in_order.by else { return None };
     let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
     let operand = experts_mma::operand(site, in_order.of, true, weight.row_len);
     let first = experts_mma::router_rows(site, inputs, gate, choice.logits, weight.format, &operand)?;
@@ -377,38 +409,85 @@ pub(crate) fn glu(
     vec![rms_norm::launch(site, x, norm, normed), experts::launch(site, normed, ids, gate, kind, out)]
 }
 
+/// A router, the gated units and the down projections behind it, and what reads their sum, where one launch chooses the experts and
+/// does the work of both stacks: the launches of these ops, three or four. `writes` is where gated units leave the operand of down
+/// projections.
+pub(crate) fn experts_in_one(site: &Site<'_>, at: usize, writes: Option<DirectOperand>) -> Option<Vec<Vec<Launch>>> {
+    let ops = &site.loaded.plan.ops;
+    let [op, glu, after] = ops.get(at..at + 3)? else { return None };
+    let Op::MoeRoute { x, norm, gate, ref router, ids, weights } = *op else { return None };
+    let Op::MoeGlu { x: glu_x, norm: glu_norm, gate: ref gates, ref up, activation, .. } = *glu else { return None };
+    let ((_, down), between) = (down_behind(site.loaded, glu)?, writes?);
+    let of_op = |op: &Op| Site { target: site.loaded.target.of(op.name()), ..*site };
+    let of_glu = of_op(glu);
+    let in_order = InOrder::new(&of_glu, glu)?;
+    let choice = Choice::of(site, x, gate, router, [ids, weights]);
+    let ByExperts::Pair(variant) = in_order.by else { return None };
+    if (glu_x, glu_norm) != (x, norm) || !choice.is_small() {
+        return None;
+    }
+    let weight = site.loaded.weights.stack(gates).first;
+    let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
+    let operand = experts_mma::operand(site, in_order.of, true, weight.row_len);
+    let logits = experts_mma::router_rows(site, inputs, gate, choice.logits, weight.format, &operand)?;
+    let sum = sum_of(site, after, in_order.of)?;
+    debug_assert!(
+        sum.parts.is_apart(operand.rows) && sum.parts.is_apart(choice.logits.region),
+        "others read them still"
+    );
+    let y = (sum.parts, experts::parts_stride(sum.out.width));
+    let stacks = (gates, (up, activation), down);
+    let pair = experts_mma::pair(&of_glu, variant, &choice, in_order.of, (&operand, between), stacks, y);
+    let behind = ops.get(at + 3).and_then(|next| norm_linear_of_sum(&of_op(next), after, next, &sum));
+    let sums = if behind.is_some() { vec![] } else { vec![sum.launch(site)] };
+    Some([vec![logits, pair], vec![], sums].into_iter().chain(behind).collect())
+}
+
+/// What is left to add up behind down projections.
+fn sum_of(site: &Site<'_>, op: &Op, of: Routed) -> Option<ExpertSum> {
+    let Op::MoeDown { ids, weights, ref down, residual, out, .. } = *op else { return None };
+    let [weights, residual, out] = [weights, residual, out].map(|value| site.place(value));
+    let [operand, bytes] = down_bytes(of, site.loaded.weights.stack(down).first.row_len, out.width);
+    let before = operand.max(routing_bytes(site.loaded, ids, site.shape));
+    let parts: Region = site.arena.part(site.layout.scratch.0 + before, bytes);
+    Some(ExpertSum { parts, of, weights, residual, out })
+}
+
 /// The down projections of the experts of each row, where they take rows in their order, and what is then left to add up.
 fn down_pairs(site: &Site<'_>, op: &Op) -> Option<(Vec<Launch>, ExpertSum)> {
-    let Op::MoeDown { x, weights, ref down, residual, out, .. } = *op else { return None };
+    let Op::MoeDown { x, ref down, .. } = *op else { return None };
     let in_order = InOrder::new(site, op)?;
-    let (of, (groups, grouping)) = (in_order.of, in_order.grouping(site));
-    let [x, weights, residual, out] = [x, weights, residual, out].map(|value| site.place(value));
-    let inputs = Inputs { x, shared: false, norm: None };
-    let [operand, bytes] = down_bytes(of, site.loaded.weights.stack(down).first.row_len, out.width);
-    let parts: Region = site.arena.part(site.layout.scratch.0 + operand, bytes);
-    let y = (parts, experts::parts_stride(out.width));
+    let (groups, grouping) = in_order.grouping(site);
+    let sum = sum_of(site, op, in_order.of)?;
+    let inputs = Inputs { x: site.place(x), shared: false, norm: None };
+    let y = (sum.parts, experts::parts_stride(sum.out.width));
     let launches = in_order.launches(site, inputs, down, None, &groups, y);
-    Some((grouping.into_iter().chain(launches).collect(), ExpertSum { parts, of, weights, residual, out }))
+    Some((grouping.into_iter().chain(launches).collect(), sum))
 }
 
 /// The down projections of a mixture and the projections of the rows behind it, whose operand is made by the kernel that adds up
 /// the experts of each row, where there is one.
 pub(crate) fn down_norm_linear(site: &Site<'_>, op: &Op, next: &Op) -> Option<[Vec<Launch>; 2]> {
-    let (&Op::MoeDown { out, .. }, &Op::NormLinear { x, norm, ref projections }) = (op, next) else { return None };
-    if x != out {
-        return None;
-    }
     // Whether that kernel is taken depends on where the step's rows are, and its sums have an order of their own.
     if site.target.batch_invariant {
         return None;
     }
     let (pairs, sum) = down_pairs(site, op)?;
-    let of_next = Site { target: site.loaded.target.of(next.name()), reads: None, ..*site };
+    let of_next = Site { target: site.loaded.target.of(next.name()), ..*site };
+    Some([pairs, norm_linear_of_sum(&of_next, op, next, &sum)?])
+}
+
+/// The projections `next` of what the down projections `op` leave to add up.
+fn norm_linear_of_sum(site: &Site<'_>, op: &Op, next: &Op, sum: &ExpertSum) -> Option<Vec<Launch>> {
+    let (&Op::MoeDown { out, .. }, &Op::NormLinear { x, norm, ref projections }) = (op, next) else { return None };
+    if x != out {
+        return None;
+    }
     let list: Vec<_> =
         projections.iter().map(|&(linear, out)| Projection { linear, up: None, out: site.place(out) }).collect();
     let x = site.place(x);
     let projections = Projections { x, rows: x.rows, norm: Some(norm), list: &list, residual: None };
-    Some([pairs, projection::launches_of_sum(&of_next, &projections, &sum)?])
+    projection::launches_of_sum(&Site { reads: None, ..*site }, &projections, sum)
 }
 
 /// The weighted sum of the down projections of the experts of each row, and the residual.

@@ -155,6 +155,11 @@ const WHY: &[(&str, &str)] = &[
       multiplies them by the rows of one expert on matrix instructions",
     ),
     ("expert_mma_*_t#", "the same for the down projections"),
+    (
+        "expert_mma_pair_*",
+        "the same for both, and the choice of experts: each group's down projections are of the experts whose gated units it made, \
+      so that it waits for few others, and weights come meanwhile",
+    ),
     ("group_rows", "puts rows in the order of their experts, so that a tile has rows of one expert"),
     ("expert_gemm_glu_*_t#", "many rows of each expert on Hopper: tiles of one expert on matrix instructions"),
     ("expert_gemm_*_t#", "the same for the down projections, and for the heads of latent attention"),
