@@ -519,12 +519,19 @@ fn draws(device: &GpuBackend) -> Checked {
 /// Steps of whole mixtures, whose launches take in more than one op, beside the same launched op by op: as a share of the
 /// deviation of a row's logits; and with the same bits again.
 fn mixture_steps(device: &GpuBackend) -> Checked {
-    for (head_dim, window, has_shared) in
-        [(128, None, false), (64, None, false), (128, Some(21), false), (128, None, true)]
-    {
+    for (head_dim, window, has_shared, experts) in [
+        (128, None, false, 16),
+        (64, None, false, 16),
+        (128, Some(21), false, 16),
+        (128, None, true, 16),
+        // Whose rows choose few experts of many, as those of large models do.
+        (128, None, false, 64),
+        (128, None, true, 64),
+    ] {
+        let slots = if experts == 16 { 4 } else { 8 };
         let mut config = serde_json::json!({
             "model_type": "qwen3_moe", "vocab_size": 515, "hidden_size": 512, "intermediate_size": 1024,
-            "moe_intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": true,
+            "moe_intermediate_size": 256, "num_experts": experts, "num_experts_per_tok": slots, "norm_topk_prob": true,
             "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": head_dim,
             "hidden_act": "silu", "attention_bias": false, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
             "rope_theta": 10000.0, "use_sliding_window": window.is_some(), "sliding_window": window,
@@ -533,7 +540,7 @@ fn mixture_steps(device: &GpuBackend) -> Checked {
         if has_shared {
             config = serde_json::json!({
                 "model_type": "glm4_moe", "vocab_size": 515, "hidden_size": 512, "intermediate_size": 1024,
-                "moe_intermediate_size": 256, "n_routed_experts": 16, "num_experts_per_tok": 4, "norm_topk_prob": true,
+                "moe_intermediate_size": 256, "n_routed_experts": experts, "num_experts_per_tok": slots, "norm_topk_prob": true,
                 "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
                 "routed_scaling_factor": 1.8, "num_hidden_layers": 4, "num_attention_heads": 8,
                 "num_key_value_heads": 2, "head_dim": head_dim, "hidden_act": "silu", "attention_bias": false,
@@ -543,15 +550,22 @@ fn mixture_steps(device: &GpuBackend) -> Checked {
         }
         let textbook = restrict_outputs(models::build_plan(&config, &AnyShape)?);
         let plan = Arc::new(fuse(share_slots(textbook, |_| true)));
-        for format in [WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_0] {
+        let few = [WeightFormat::F16, WeightFormat::Q8_0, WeightFormat::Q4_0];
+        let of_all = device.claims().formats.into_iter().filter(|&format| format != WeightFormat::F32);
+        let formats = if experts == 16 { few.to_vec() } else { of_all.collect() };
+        for format in formats {
             let mut weights = random_weights(&plan, &mut Rng::new(8), format);
             for (info, tensor) in plan.weights.iter().zip(&mut weights) {
                 if info.name.ends_with(".gate.weight") {
                     *tensor = Tensor::from_f32(WeightFormat::F32, tensor.shape().to_vec(), &tensor.to_f32())?;
                 }
             }
-            for (rows, positions) in [(1, 400), (2, 20), (7, 20), (40, 20)] {
-                let what = format!("heads of {head_dim}, window {window:?}, shared expert: {has_shared}, {format}");
+            // Rows of one step and of two are rounded more coarsely, and more of them jump among many experts.
+            let steps = [(1, 400), (2, 20), (7, 20), (15, 20), (27, 20), (40, 20)];
+            for &(rows, positions) in if experts == 16 { &steps[..] } else { &steps[2..] } {
+                let what = format!(
+                    "heads of {head_dim}, window {window:?}, shared expert: {has_shared}, {experts} experts, {format}"
+                );
                 // Activations in eight bits, as one row of codes has them, are rounded more coarsely.
                 let jump = if format == WeightFormat::F16 { 0.03 } else { 0.3 };
                 let (worst, jumps) = together_and_apart(device, &plan, &weights, (rows, positions), jump)
