@@ -19,7 +19,7 @@ pub(crate) const TILE_ROWS: usize = RowGroups::TILE_ROWS_MIN;
 const ROWS_MAX: usize = 8;
 
 /// Experts among which `route_rows_e128` and gated units choose.
-const SMALL_EXPERTS_MAX: usize = 128;
+pub(crate) const SMALL_EXPERTS_MAX: usize = 128;
 
 /// As in the kernel text: pairs of a row and an expert, and tiles.
 const PAIRS_MAX: usize = 256;
@@ -140,7 +140,8 @@ impl Choice<'_> {
         self.logits.width <= SMALL_EXPERTS_MAX
     }
 
-    /// What a launch is told that leaves the choice, and keeps to itself which rows are of which experts: in tiles of so many.
+    /// The parameters of a launch that writes the choice alone. It puts rows in the order of their experts for itself, in tiles of
+    /// `tile_rows`.
     pub(crate) fn params(&self, site: &Site<'_>, tile_rows: usize) -> RouteRowsParams {
         let route = route::params(site, self.logits, self.router, self.chosen);
         RouteRowsParams { route, tile_rows: index(tile_rows), ..RouteRowsParams::default() }

@@ -72,9 +72,11 @@ pub(crate) fn row_groups_bytes(loaded: &LoadedPlan<'_>, op: &Op, shape: StepShap
 #[derive(Clone, Copy, Debug)]
 enum ByExperts {
     Stream(RowsVariant),
-    Slabs(SlabVariant),
-    /// Gated units whose launch chooses the experts and does their down projections, too; where that cannot be, as slabs.
-    Pair(SlabVariant),
+    /// `pair`: of gated units, whose launch chooses the experts and does their down projections, too, unless results are kept.
+    Slabs {
+        variant: SlabVariant,
+        pair: bool,
+    },
     Gemm,
 }
 
@@ -99,9 +101,9 @@ impl ByExperts {
             // The router has made groups, or there is a kernel that does.
             .filter(|_| is_grouped(site, ids) || gemm_experts::may_be(target, of.rows))
             .map(Self::Stream);
-        let slabs = experts_mma::ROWS.map(|rows| {
-            experts_mma::can_be(target, of, stack, up).then(|| Self::Slabs(experts_mma::variant(format, rows)))
-        });
+        let slabs_of = |rows, pair| Self::Slabs { variant: experts_mma::variant(format, rows), pair };
+        let can_be_slabs = experts_mma::can_be(target, of, stack, up);
+        let slabs = experts_mma::ROWS.map(|rows| can_be_slabs.then(|| slabs_of(rows, false)));
         let gemm = has_gemm.then_some(Self::Gemm);
         let best = if stream.is_some() && (!has_gemm || experts_rows::is_faster(of, format, up.is_some())) {
             0
@@ -113,7 +115,7 @@ impl ByExperts {
         let mut ways = [stream, low, high, gemm];
         ways[..=best].rotate_right(1);
         let pair = up.zip(down).filter(|(up, down)| best < 2 && experts_mma::can_pair(target, of, [stack, up], down));
-        let pair = pair.map(|_| Self::Pair(experts_mma::variant(format, experts_mma::ROWS[0])));
+        let pair = pair.map(|_| slabs_of(experts_mma::ROWS[0], true));
         alone.then_some(None).into_iter().chain(pair.into_iter().chain(ways.into_iter().flatten()).map(Some)).collect()
     }
 
@@ -122,8 +124,8 @@ impl ByExperts {
         match way {
             None => "alone".to_owned(),
             Some(Self::Stream(_)) => "stream".to_owned(),
-            Some(Self::Slabs(variant)) => format!("mma rows={}", variant.rows),
-            Some(Self::Pair(_)) => "pair".to_owned(),
+            Some(Self::Slabs { pair: true, .. }) => "pair".to_owned(),
+            Some(Self::Slabs { variant, .. }) => format!("mma rows={}", variant.rows),
             Some(Self::Gemm) => "gemm".to_owned(),
         }
     }
@@ -165,7 +167,7 @@ impl InOrder {
                 Op::MoeGlu { ref gate, ref up, .. } => glu_variant(site, of.rows, of.slots, gate, up).is_some(),
                 _ => experts_stream::down_variant(&site.target, shape).is_some(),
             };
-        let down = down_behind(site.loaded, op).map(|(_, down)| place(down));
+        let down = down_of_pair(site, op).map(place);
         let ways = ByExperts::ways(site, ids, of, (&stack, up.as_ref(), down.as_ref()), alone);
         let by = site.target.tuned.pick(key, ways, ByExperts::label, 0)??;
         rows_follow.then_some(Self { ids, of, by })
@@ -176,8 +178,8 @@ impl InOrder {
         let tile_rows = match self.by {
             ByExperts::Stream(_) => experts_rows::TILE_ROWS,
             // Tiles that gated units have streamed do for what is behind them: few experts have more rows than that.
-            ByExperts::Slabs(_) | ByExperts::Pair(_) if is_grouped(site, self.ids) => experts_rows::TILE_ROWS,
-            ByExperts::Slabs(variant) | ByExperts::Pair(variant) => variant.rows,
+            ByExperts::Slabs { .. } if is_grouped(site, self.ids) => experts_rows::TILE_ROWS,
+            ByExperts::Slabs { variant, .. } => variant.rows,
             ByExperts::Gemm => gemm_experts::tile_rows(self.of),
         };
         let (at, _) = site.layout.row_groups;
@@ -205,7 +207,7 @@ impl InOrder {
             ByExperts::Stream(variant) => {
                 vec![experts_rows::launch(site, variant, inputs, stack, up, groups, y, None)]
             }
-            ByExperts::Slabs(variant) | ByExperts::Pair(variant) => {
+            ByExperts::Slabs { variant, .. } => {
                 let k = site.loaded.weights.stack(stack).first.row_len;
                 let made = site.reads.map(|direct| GemmOperand::direct(direct, self.of.pairs(), k));
                 experts_mma::launches(site, *variant, inputs, stack, up, groups, y, made)
@@ -215,19 +217,22 @@ impl InOrder {
     }
 }
 
-/// The router whose experts the gated units `op` take, and the down projections behind them, where these read nothing else and there is
-/// a kernel that makes an operand beside the router's logits.
-fn down_behind<'a>(loaded: &LoadedPlan<'a>, op: &Op) -> Option<(Linear, &'a Experts)> {
-    let Op::MoeGlu { out, ids: glu_ids, .. } = *op else { return None };
-    let behind = loaded.plan.ops.windows(3).find_map(|ops| match *ops {
+/// The down projections behind the gated units `op`, where one launch may choose the experts and do the work of both: the router
+/// ahead of them reads the same rows, and gated units can leave an operand.
+fn down_of_pair<'a>(site: &Site<'a>, op: &Op) -> Option<&'a Experts> {
+    let Op::MoeGlu { x, norm, ids, ref gate, activation, out, .. } = *op else { return None };
+    let loaded = site.loaded;
+    let (router, down) = loaded.plan.ops.windows(3).find_map(|ops| match ops {
         [
-            Op::MoeRoute { ids, gate, .. },
+            Op::MoeRoute { x: routed, norm: by, ids: chosen, gate: router, .. },
             Op::MoeGlu { out: units, .. },
-            Op::MoeDown { x, ids: down_ids, ref down, .. },
-        ] => (units == out && x == out && [ids, down_ids] == [glu_ids; 2]).then_some((gate, down)),
+            Op::MoeDown { x: read, ids: taken, down, .. },
+        ] if (*routed, *by, *chosen, *units, *read, *taken) == (x, norm, ids, out, out, ids) => Some((router, down)),
         _ => None,
-    });
-    behind.filter(|(gate, _)| experts_mma::can_be_router(loaded.weights.get(gate.weight)))
+    })?;
+    let router = loaded.weights.get(router.weight);
+    let may_choose = router.rows <= experts_rows::SMALL_EXPERTS_MAX && experts_mma::can_be_router(router);
+    (may_choose && operand_factor(site, gate, activation, out, down).is_some()).then_some(down)
 }
 
 /// Whether rows are in the order of the experts that `ids` names, in tiles for weights that are streamed.
@@ -252,7 +257,7 @@ fn grouped_behind(site: &Site<'_>, chosen: Value) -> Option<InOrder> {
     let in_order = InOrder::new(&Site { target, grouped: Some((chosen, experts_rows::TILE_ROWS)), ..*site }, glu);
     in_order.filter(|in_order| match in_order.by {
         ByExperts::Stream(_) => true,
-        ByExperts::Slabs(_) | ByExperts::Pair(_) => experts_rows::can_route(in_order.of),
+        ByExperts::Slabs { .. } => experts_rows::can_route(in_order.of),
         ByExperts::Gemm => false,
     })
 }
@@ -327,20 +332,24 @@ pub(crate) fn direct_operand(site: &Site<'_>, op: &Op, next: &Op) -> Option<Dire
         InOrder::new(&Site { target, ..*site }, op)
     };
     let (units, downs) = (of_op(op)?, of_op(next)?);
-    let weight = site.loaded.weights.stack(down).first;
-    let k = weight.row_len;
-    let fits = !matches!(units.by, ByExperts::Gemm)
-        && matches!(downs.by, ByExperts::Slabs(_))
-        && weight.format.facts().operand != OperandKind::BF16
-        // Zeros would be wanted behind other rows.
-        && k == GemmOperand::stride(k);
-    if x != out || !fits || !site.is_read_once(out) {
+    let fits = !matches!(units.by, ByExperts::Gemm) && matches!(downs.by, ByExperts::Slabs { .. });
+    if x != out || !fits {
         return None;
     }
-    let factor = site.loaded.glu_bounds.f16_factor(gate.first, activation)?;
+    let factor = operand_factor(site, gate, activation, out, down)?;
+    let weight = site.loaded.weights.stack(down).first;
     let (at, bytes) = site.layout.direct_operand;
-    let rows = site.arena.part(at, bytes.min(GemmOperand::row_bytes(downs.of.pairs(), k)));
+    let rows = site.arena.part(at, bytes.min(GemmOperand::row_bytes(downs.of.pairs(), weight.row_len)));
     Some(DirectOperand { rows, format: weight.format, factor })
+}
+
+/// What gated units of `gate` are multiplied by as an f16 operand of `down`, where they can be one and nothing else reads `out`.
+fn operand_factor(site: &Site<'_>, gate: &Experts, activation: Activation, out: Value, down: &Experts) -> Option<f32> {
+    let weight = site.loaded.weights.stack(down).first;
+    // Zeros would be wanted behind other rows.
+    let is_whole = weight.row_len == GemmOperand::stride(weight.row_len);
+    let fits = is_whole && weight.format.facts().operand != OperandKind::BF16 && site.is_read_once(out);
+    fits.then(|| site.loaded.glu_bounds.f16_factor(gate.first, activation)).flatten()
 }
 
 /// A router and the gated units behind it, where these choose the experts themselves, or where the router's first launch makes
@@ -372,7 +381,7 @@ pub(crate) fn route_rows_glu(
         return Some([logits(site, x, norm, gate).into_iter().chain([units]).collect(), vec![]]);
     }
     let in_order = InOrder::new(&of_glu, next)?;
-    let (ByExperts::Slabs(variant) | ByExperts::Pair(variant)) = in_order.by else { return None };
+    let ByExperts::Slabs { variant, .. } = in_order.by else { return None };
     let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
     let operand = experts_mma::operand(site, in_order.of, true, weight.row_len);
     let first = experts_mma::router_rows(site, inputs, gate, choice.logits, weight.format, &operand)?;
@@ -416,16 +425,14 @@ pub(crate) fn experts_in_one(site: &Site<'_>, at: usize, writes: Option<DirectOp
     let ops = &site.loaded.plan.ops;
     let [op, glu, after] = ops.get(at..at + 3)? else { return None };
     let Op::MoeRoute { x, norm, gate, ref router, ids, weights } = *op else { return None };
-    let Op::MoeGlu { x: glu_x, norm: glu_norm, gate: ref gates, ref up, activation, .. } = *glu else { return None };
-    let ((_, down), between) = (down_behind(site.loaded, glu)?, writes?);
+    let Op::MoeGlu { gate: ref gates, ref up, activation, .. } = *glu else { return None };
+    let Op::MoeDown { ref down, .. } = *after else { return None };
+    let between = writes?;
     let of_op = |op: &Op| Site { target: site.loaded.target.of(op.name()), ..*site };
     let of_glu = of_op(glu);
     let in_order = InOrder::new(&of_glu, glu)?;
+    let ByExperts::Slabs { variant, pair: true } = in_order.by else { return None };
     let choice = Choice::of(site, x, gate, router, [ids, weights]);
-    let ByExperts::Pair(variant) = in_order.by else { return None };
-    if (glu_x, glu_norm) != (x, norm) || !choice.is_small() {
-        return None;
-    }
     let weight = site.loaded.weights.stack(gates).first;
     let inputs = Inputs { x: site.place(x), shared: true, norm: Some(norm) };
     let operand = experts_mma::operand(site, in_order.of, true, weight.row_len);

@@ -205,8 +205,8 @@ pub(crate) fn launches(
     (!is_made).then(make).into_iter().chain([launch]).collect()
 }
 
-/// What a kernel is told of the projections by one stack, or of gated units by two; nothing of which rows are of which experts.
-/// The tiles of weights go to `maps`, of parameters that begin at byte `at`.
+/// The parameters of the projections by one stack, or of gated units by two, without the lists of rows and tiles. The maps of
+/// weights are added to `maps`, for parameters that begin at byte `at`.
 fn params(
     variant: SlabVariant,
     operand: &GemmOperand,
@@ -265,7 +265,6 @@ pub(crate) fn can_pair(target: &Target, of: Routed, units: [&DeviceExperts; 2], 
         && of.pairs() <= CHOSEN_PAIRS
         && of.tiles_max(ROWS[0]) <= CHOSEN_TILES
         && down.first.format == format
-        && format.facts().operand != OperandKind::BF16
         && can_be(target, of, units[0], Some(units[1]))
         && can_be(target, of, down, None)
 }
