@@ -11,7 +11,7 @@ use plan::{KvFormat, KvLayout, Plan, fuse, restrict_outputs};
 use tensor::Tensor;
 use testing::{MODEL_TYPES, Rng, Sample, tiny_model};
 
-/// Traces that there are. Each day runs every fourth one, because each has a model of its own to load and to run alone.
+/// Traces that there are. Each day runs every third one, because each has a model of its own to load and to run alone.
 const TRACES: u64 = 200;
 
 /// A model, and how to put it behind an engine.
@@ -106,7 +106,7 @@ fn run(engine: &mut Engine, requests: &[Request], rng: &mut Rng) -> (Vec<Vec<u32
 
 #[test]
 fn every_request_gets_the_tokens_that_it_gets_alone() {
-    let sample = Sample::of_today(4);
+    let sample = Sample::of_today(3);
     let (mut cached, mut preempted, mut traces) = (0, 0, 0);
     for seed in (0..TRACES).filter(|&seed| sample.has(seed as usize)) {
         let mut rng = Rng::new(seed);
@@ -125,6 +125,6 @@ fn every_request_gets_the_tokens_that_it_gets_alone() {
         traces += 1;
     }
     // A test of nothing but easy cases would be no test.
-    let is_hard = preempted >= traces / 10 && cached as u64 > traces * 5 / 2;
+    let is_hard = preempted * 10 > traces && cached as u64 * 2 > traces * 5;
     assert!(is_hard, "{preempted} preemptions, {cached} cached tokens in {traces} traces; {sample}");
 }
