@@ -691,7 +691,7 @@ fn mixture_layers(device: &GpuBackend, shard: usize, shards: usize) -> Checked {
 /// own, within the bounds of the error analysis, and with the same bits again.
 fn attention_layers(device: &GpuBackend) -> Checked {
     use attentions::{Step, attention_plan, heads, input, weights};
-    const STEPS: [Step<'static>; 8] = [
+    const STEPS: [Step<'static>; 9] = [
         &[(0, 40, 0)],
         &[(0, 1, 40), (1, 20, 0)],
         &[(0, 260, 41)],
@@ -700,6 +700,7 @@ fn attention_layers(device: &GpuBackend) -> Checked {
         &[(0, 1, 771), (1, 1, 149)],
         &[(1, 128, 150)],
         &[(0, 64, 772), (1, 500, 278)],
+        &[(0, 1, 836)],
     ];
     for head_dim in [64, 80, 96, 128, 192, 256, 112] {
         for (query_heads, kv_heads, window, sinks, block_len) in

@@ -36,10 +36,12 @@ struct AttentionParams {
   i32 q_stride, out_stride;
   f32 scale;
   i32 min_tiles;           // of a split
+  i32 whole_tiles;         // as many are not cut
+  i32 padding;
   OperandPlace operand;    // where given, the result goes there and not to `out`: heads are multiples of 4 then
 };
 
-enum { ATTENTION_TILE = 16, ATTENTION_WHOLE = 16 };  // positions of a tile, and tiles that are not cut
+enum { ATTENTION_TILE = 16 };    // positions
 #define ATTENTION_NONE -1e30f    // less than any score
 #define ATTENTION_MASKED -3e38f  // and less than that: its weight is 0
 #define LOG2_E 1.44269504089f
@@ -50,6 +52,7 @@ struct AttentionWork {
   i32 kv_head, first_head, heads;         // query heads of the group
   i32 splits, split_len;
   i32 counter;
+  i32 table_start;                        // of the row's blocks
 };
 
 // How a row's positions are cut.
@@ -61,37 +64,40 @@ FN AttentionCut attention_cut(CONST AttentionParams<E>& p, i32 row) {
   cut.position = p.positions[row];
   cut.first = p.window > 0 ? maxi(0, cut.position + 1 - p.window) : 0;
   const i32 tiles = (cut.position - cut.first) / ATTENTION_TILE + 1;
-  const i32 each = tiles <= ATTENTION_WHOLE ? tiles : maxi((tiles - 1) / p.max_splits + 1, mini(p.min_tiles, tiles));
+  const i32 each = tiles <= p.whole_tiles ? tiles : maxi((tiles - 1) / p.max_splits + 1, mini(p.min_tiles, tiles));
   cut.split_len = each * ATTENTION_TILE;
   cut.splits = (tiles - 1) / each + 1;
   return cut;
 }
 
-// Groups without work leave at once; but a kernel may not end before the one ahead has, so one of them stays that long.
+// Whether a group has work, and what. Groups without leave at once; but a kernel may not end before the one ahead has, so one of them
+// stays that long. What is loaded is asked for together: each load that waits for another takes half a microsecond.
 template <class E>
-FN bool attention_has_work(CONST AttentionParams<E>& p, Lane t) {
-  if (t.gy < p.num_items[0] && t.gz < attention_cut(p, p.items[t.gy].x).splits) return true;
-  if (t.gx + t.gy + t.gz == 0) wait_for_previous();
-  return false;
-}
-
-template <class E>
-FN AttentionWork attention_work(CONST AttentionParams<E>& p, i32 heads_max, Lane t) {
-  AttentionWork w;
+FN bool attention_work(THREAD AttentionWork& w, CONST AttentionParams<E>& p, i32 heads_max, Lane t) {
+  const i32 items = p.num_items[0];
+  const i32x2 item = p.items[t.gy];  // there is a place for each, also where it is no item
+  bool has_work = false;
+  if (t.gy < items) {
+    w.row = item.x;
+    w.settled = item.y;
+    w.table_start = p.table_starts[w.row];
+    const AttentionCut cut = attention_cut(p, w.row);
+    w.position = cut.position;
+    w.first = cut.first;
+    w.splits = cut.splits;
+    w.split_len = cut.split_len;
+    has_work = t.gz < cut.splits;
+  }
+  if (!has_work) {
+    if (t.gx + t.gy + t.gz == 0) wait_for_previous();
+    return false;
+  }
   const i32 group = p.heads / p.kv_heads, chunks = (group + heads_max - 1) / heads_max, chunk = t.gx % chunks;
   w.kv_head = t.gx / chunks;
   w.first_head = w.kv_head * group + chunk * heads_max;
   w.heads = mini(heads_max, group - chunk * heads_max);
-  const i32x2 item = p.items[t.gy];
-  w.row = item.x;
   w.counter = t.gy * (p.kv_heads * chunks) + t.gx;
-  w.settled = item.y;
-  const AttentionCut cut = attention_cut(p, w.row);
-  w.position = cut.position;
-  w.first = cut.first;
-  w.splits = cut.splits;
-  w.split_len = cut.split_len;
-  return w;
+  return true;
 }
 
 // Which row of the cache, counted in heads, holds a position.
@@ -164,11 +170,42 @@ FN void attention_store(CONST AttentionParams<E>& p, THREAD const AttentionWork&
   if (d + 3 < p.head_dim) p.out[to + 3] = all.acc.w * scale;
 }
 
+// The group of a row's heads that ends last folds so many partial results of it, which all have left by then.
+template <i32 D, class E, class M>
+FN void attention_fold_partials(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 parts, GROUP M& g, Lane t) {
+  enum { VECTORS = D / 4, THREADS = M::SIMDS * SIMD, AHEAD = 16 };
+  const i32 own = t.simd * SIMD + t.lane;
+  const i64 first = (i64(t.gy) * p.heads + w.first_head) * p.max_splits;
+  group_barrier();
+  if (own == 0) g.is_last = count_group(p.counters, w.counter, u32(w.splits));
+  group_barrier();
+  if (g.is_last == 0) return;  // the whole group
+  for (i32 item = own; item < w.heads * VECTORS; item += THREADS) {
+    const i32 h = item / VECTORS, v = item % VECTORS;
+    const i64 from = first + h * p.max_splits;
+    AttentionState all = attention_nothing();
+    for (i32 base = 0; base < parts; base += AHEAD) {
+      AttentionState next[AHEAD];
+      UNROLL for (i32 j = 0; j < AHEAD; j++) {
+        if (base + j >= parts) continue;
+        const i64 at = from + base + j;
+        const f32x2 stat = p.stats[at];
+        next[j].acc = p.partials[at * VECTORS + v];
+        next[j].top = stat.x;
+        next[j].sum = stat.y;
+      }
+      UNROLL for (i32 j = 0; j < AHEAD; j++)
+        if (base + j < parts) attention_fold(all, next[j]);
+    }
+    attention_store(p, w, h, v * 4, all);
+  }
+}
+
 // Merges what the SIMD groups left in group memory, and stores it: as the result where there is one split; otherwise as
 // one of the splits, which the group that ends last folds.
 template <i32 D, class E, class M>
 FN void attention_finish(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 split, GROUP M& g, Lane t) {
-  enum { VECTORS = D / 4, THREADS = M::SIMDS * SIMD, AHEAD = 16 };
+  enum { VECTORS = D / 4, THREADS = M::SIMDS * SIMD };
   const i32 own = t.simd * SIMD + t.lane;
   const i64 first = (i64(t.gy) * p.heads + w.first_head) * p.max_splits;
   group_barrier();
@@ -185,29 +222,7 @@ FN void attention_finish(CONST AttentionParams<E>& p, THREAD const AttentionWork
       if (v == 0) p.stats[to] = stat;
     }
   }
-  if (w.splits == 1) return;  // the whole group
-  group_barrier();
-  if (own == 0) g.is_last = count_group(p.counters, w.counter, u32(w.splits));
-  group_barrier();
-  if (g.is_last == 0) return;  // the whole group
-  for (i32 item = own; item < w.heads * VECTORS; item += THREADS) {
-    const i32 h = item / VECTORS, v = item % VECTORS;
-    const i64 from = first + h * p.max_splits;
-    AttentionState all = attention_nothing();
-    for (i32 base = 0; base < w.splits; base += AHEAD) {
-      AttentionState next[AHEAD];
-      UNROLL for (i32 j = 0; j < AHEAD; j++) {
-        const i64 at = from + mini(base + j, w.splits - 1);
-        const f32x2 stat = p.stats[at];
-        next[j].acc = p.partials[at * VECTORS + v];
-        next[j].top = stat.x;
-        next[j].sum = stat.y;
-      }
-      UNROLL for (i32 j = 0; j < AHEAD; j++)
-        if (base + j < w.splits) attention_fold(all, next[j]);
-    }
-    attention_store(p, w, h, v * 4, all);
-  }
+  if (w.splits > 1) attention_fold_partials<D>(p, w, w.splits, g, t);
 }
 
 // All splits one after another, folded as above.
@@ -237,7 +252,7 @@ FN void attention_store_all(CONST AttentionParams<E>& p, THREAD const AttentionS
 // Any format, and any head of up to 256 features: a lane has each 32nd of a position's, and a SIMD group a position.
 template <class E, i32 G>
 FN void attention_any_split(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, THREAD const f32 (&q)[G][8], i32 split, GROUP AttentionGroup<G, 256>& g, Lane t) {
-  const Ptr<const i32> table = offset(p.blocks, p.table_starts[w.row]);
+  const Ptr<const i32> table = offset(p.blocks, w.table_start);
   const i32 begin = w.first + split * w.split_len, end = mini(begin + w.split_len, w.position + 1);
   f32 acc[G][8], top[G], sum[G];
   UNROLL for (i32 h = 0; h < G; h++) {
@@ -272,8 +287,8 @@ FN void attention_any_split(CONST AttentionParams<E>& p, THREAD const AttentionW
 template <class E, i32 G, bool LOOP>
 FN void attention_any(CONST AttentionParams<E>& p, GROUP AttentionGroup<G, 256>& g, Lane t) {
   let_next_start();
-  if (!attention_has_work(p, t)) return;  // the whole group
-  const AttentionWork w = attention_work(p, G, t);
+  AttentionWork w;
+  if (!attention_work(w, p, G, t)) return;  // the whole group
   wait_for_previous();
   f32 q[G][8];
   UNROLL for (i32 h = 0; h < G; h++)

@@ -19,7 +19,7 @@ struct RopeAttentionParams {
   Ptr<const i32> slots;
   Ptr<f16> keys;
   Ptr<f16> values;
-  i32 kv_stride, padding;
+  i32 kv_stride, next_is_late;     // the latter as in linear_stream.h
   f32 q_eps, k_eps;
 };
 
@@ -246,13 +246,21 @@ FN void matrix_split(CONST AttentionParams<f16>& p, Ptr<const i32> table, THREAD
   if (lane % 4 == 0) { g.top[head] = s.top - WEIGHT_SHIFT; g.sum[head] = s.sum; }
 }
 
-template <i32 D, i32 W, bool LOOP>
+// How the splits of a row become its result.
+template <i32 D> struct FoldedByLast {
+  template <class M>
+  static PART void finish(CONST AttentionParams<f16>& p, THREAD const AttentionWork& w, i32 split, GROUP M& g, Lane t) {
+    attention_finish<D>(p, w, split, g, t);
+  }
+};
+
+template <i32 D, i32 W, bool LOOP, class FOLD = FoldedByLast<D>>
 FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>& g, Lane t) {
   enum { STAGES = MatrixMemory<D, W>::STAGES };
   let_next_start();
-  if (!attention_has_work(p, t)) return;  // the whole group
-  const AttentionWork w = attention_work(p, MATRIX_HEADS, t);
-  const Ptr<const i32> table = offset(p.blocks, p.table_starts[w.row]);
+  AttentionWork w;
+  if (!attention_work(w, p, MATRIX_HEADS, t)) return;  // the whole group
+  const Ptr<const i32> table = offset(p.blocks, w.table_start);
   GROUP MatrixMemory<D, W>& own = g.of[t.simd];
   MatrixTiles tiles = matrix_tiles(p, table, w, t.gz, t);
   // What earlier steps wrote may be read before this step's kernels have written the rest.
@@ -273,7 +281,7 @@ FN void attention_matrix(CONST AttentionParams<f16>& p, GROUP MatrixGroup<D, W>&
   const QueryRows<D> q = split_query<D>(row, p, w, t.lane);
   if (!LOOP) {
     matrix_split(p, table, w, q, tiles, own, t.lane);
-    attention_finish<D>(p, w, t.gz, g, t);
+    FOLD::finish(p, w, t.gz, g, t);
     return;
   }
   AttentionStates<MATRIX_HEADS, D, W> states;
@@ -333,14 +341,14 @@ FN void turn_query(THREAD f32x4 (&q)[D / 16], THREAD const QueryTurn<D>& turn, C
 // rope_attention: what rope_kv_write and attention do, of rows that are alone in their sequence and whose heads turn whole. The
 // SIMD group whose last tile has the row's own position writes its key and value to the cache, and reads them there as it does
 // the others.
-template <i32 D, i32 W>
+template <i32 D, i32 W, class FOLD = FoldedByLast<D>>
 FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D, W>& g, Lane t) {
   CONST AttentionParams<f16>& p = r.attention;
   enum { STAGES = MatrixMemory<D, W>::STAGES };
-  let_next_start();
-  if (!attention_has_work(p, t)) return;  // the whole group
-  const AttentionWork w = attention_work(p, MATRIX_HEADS, t);
-  const Ptr<const i32> table = offset(p.blocks, p.table_starts[w.row]);
+  if (!r.next_is_late) let_next_start();
+  AttentionWork w;
+  if (!attention_work(w, p, MATRIX_HEADS, t)) return;  // the whole group
+  const Ptr<const i32> table = offset(p.blocks, w.table_start);
   GROUP MatrixMemory<D, W>& own = g.of[t.simd];
   MatrixTiles tiles = matrix_tiles(p, table, w, t.gz, t);
   i32 asked = 0;
@@ -353,16 +361,24 @@ FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D,
   QueryTurn<D> turn;
   load_turn<D>(turn, r, w.position, t.lane);
   const i64 to = kv_at(r.slots[w.row], w.kv_head, p.kv_heads, p.block_len, D);
+  const i32 behind = w.position - (tiles.begin + (tiles.count - 1) * tiles.stride);
+  const bool has_own = tiles.count > 0 && tiles.end == w.position + 1 && behind >= 0 && behind < ATTENTION_TILE;  // the whole SIMD group
+  RopeHead gain;
+  RopeAngles angles;
+  if (has_own) {
+    if (given(r.k_gain)) gain = rope_load(r.k_gain, D / 2, D / 2, t.lane);
+    angles = rope_angles(offset(r.angles, i64(w.position) * (D / 2)), D / 2, t.lane);
+  }
   wait_for_previous();
+  if (r.next_is_late) let_next_start();
   f32x4 row[D / 16];
   load_query<D>(row, p, w, t.lane);
-  const i32 behind = w.position - (tiles.begin + (tiles.count - 1) * tiles.stride);
-  if (tiles.count > 0 && tiles.end == w.position + 1 && behind >= 0 && behind < ATTENTION_TILE) {  // the whole SIMD group
+  if (has_own) {
     const i64 from = i64(w.row) * r.kv_stride + w.kv_head * D;
     RopeHead key = rope_load(offset(r.k, from), D / 2, D / 2, t.lane);
     const RopeHead value = rope_load(offset(r.v, from), D / 2, D / 2, t.lane);
-    if (given(r.k_gain)) rope_norm(key, r.k_gain, r.k_eps, D / 2, D / 2, t.lane);
-    rope_turn(key, offset(r.angles, i64(w.position) * (D / 2)), D / 2, t.lane);
+    if (given(r.k_gain)) rope_norm(key, gain, r.k_eps, D / 2, t.lane);
+    rope_turn(key, angles, D / 2, t.lane);
     rope_store(offset(r.keys, to), key, D / 2, D / 2, t.lane);
     rope_store(offset(r.values, to), value, D / 2, D / 2, t.lane);
     simd_barrier();  // all lanes of it see them
@@ -374,7 +390,7 @@ FN void rope_attention_matrix(CONST RopeAttentionParams& r, GROUP MatrixGroup<D,
   turn_query<D>(row, turn, r);
   const QueryRows<D> q = split_query<D>(row, p, w, t.lane);
   matrix_split(p, table, w, q, tiles, own, t.lane);
-  attention_finish<D>(p, w, t.gz, g, t);
+  FOLD::finish(p, w, t.gz, g, t);
 }
 
 // Two groups share a multiprocessor; where there are few rows, one of eight SIMD groups has what the projections beside it leave:

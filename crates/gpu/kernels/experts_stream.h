@@ -186,7 +186,6 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup<R
   const i32 worker = t.gx * STREAM_SIMDS + t.simd, workers = p.groups * STREAM_SIMDS, thread = t.simd * SIMD + t.lane;
   // Products fit 32 bits: the host sees to it.
   const i32 unit = i32(u32(worker) * u32(p.units) / u32(workers)), end = i32(u32(worker + 1) * u32(p.units) / u32(workers));
-  let_next_start();
   const StreamSizes size = stream_sizes<W, STREAM_EXPERT_GLU, false>(p);
   const StreamSlots slots = {p.segments[0].n, 0, e.stride};
   StreamCursor next;
@@ -276,6 +275,8 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup<R
     }
   }
 #endif
+  // Not before: the down projections would ask for their weights while this kernel's are not asked for yet.
+  let_next_start();
   const StreamExperts<STREAM_EXPERT_GLU, ROWS> more = {e, whole.weight, factors[0], factors[ROWS - 1], slots.units, 0};
   stream_units<W, STREAM_EXPERT_GLU, true, false, PLANE, 1>(p, g, next, size, slots, unit, end, more, t);
 }
@@ -321,6 +322,8 @@ FN void expert_down_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup<
 #endif
   // Vectors of all slots one after another; eight lanes have a block.
   const i32 slot_vectors = p.k / 4, vectors = slot_vectors * e.slots;
+  // i / slot_vectors is (i + 1/2) · this, without its fraction: there are up to 16 slots, and 2^16 vectors of all.
+  const f32 slots_of = near_quotient(1.f, f32(slot_vectors));
   for (i32 base = 0; base < vectors; base += XV * STREAM_THREADS) {
     f32x4 v[XV];
     UNROLL for (i32 j = 0; j < XV; j++) {
@@ -337,8 +340,9 @@ FN void expert_down_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup<
       asked = true;
     }
     UNROLL for (i32 j = 0; j < XV; j++) {
+      if (base + j * STREAM_THREADS >= vectors) break;  // all threads
       const i32 i = base + j * STREAM_THREADS + thread;
-      const i32 slot = mini(i / slot_vectors, e.slots - 1), at = i - slot * slot_vectors;
+      const i32 slot = mini(i32((f32(i) + 0.5f) * slots_of), e.slots - 1), at = i - slot * slot_vectors;
       const f32x4 one[1] = {v[j]};
       StreamActivations<W>::template stage<1>(g, p.x_at + slot * e.x_slot, p.k, u32(at), one, t.lane);
     }

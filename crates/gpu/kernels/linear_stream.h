@@ -42,7 +42,9 @@ struct LinearStreamParams {
   i32 other_x_at, other_stage_rows;
   // Of two rows: bytes from one to the other in group memory, and numbers from result to result.
   i32 x_row, q_stride, residual_stride;
-  i32 padding;
+  // Whether the next kernel may start only once the one ahead of this one has ended. Gated units of experts ask for nothing before they
+  // have chosen, and what they were told by then has left the caches beside the multiplying when they use it.
+  i32 next_is_late;
 };
 
 #ifdef HAS_BULK_COPIES
@@ -578,6 +580,14 @@ template <i32 ROWS> FN f32 stream_sum(f32 first, f32 second, i32 lane) {
   return sum_lanes<SIMD / 2>(own + shuffle_xor(other, SIMD / 2));
 }
 
+// Sums of all lanes, of four numbers at once: lanes from SIMD / 4 · b on have that of number b, as sum_lanes would add it up.
+FN f32 stream_sum_four(THREAD const f32 (&v)[STREAM_ROWS], i32 lane) {
+  const bool upper = lane >= SIMD / 2, odd = lane / (SIMD / 4) % 2 == 1;
+  f32 half[2];
+  UNROLL for (i32 b = 0; b < 2; b++) half[b] = (upper ? v[2 + b] : v[b]) + shuffle_xor(upper ? v[b] : v[2 + b], SIMD / 2);
+  return sum_lanes<SIMD / 4>((odd ? half[1] : half[0]) + shuffle_xor(odd ? half[0] : half[1], SIMD / 4));
+}
+
 // What a SIMD group makes, of weights in format W, once x lies in group memory. MORE says what is particular to KIND: what an output
 // is finished with, where it goes, and for units of experts where their x lies and what their sums are multiplied by. Of two rows
 // the upper half of the lanes has the second.
@@ -595,7 +605,9 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
     const f32 factor_a = more.template factor<W, false>(p, g, run.segment), factor_b = more.template factor<W, true>(p, g, run.segment);
     while (run.left > 0) {
       const i32 count = mini(stream_rows<OTHER>(p), run.left);
-      const i32 own = t.lane % (SIMD / ROWS);
+      // Several rows at once, which meet the same x: sums of one would wait for each other.
+      const bool several = KIND == STREAM_EXPERT_DOWN && i32(W::LEN) == 32 && p.stage_rows == STREAM_ROWS;
+      const i32 own = several ? t.lane / (SIMD / STREAM_ROWS) : t.lane % (SIMD / ROWS);
       const StreamRest rest = more.rest(p, g, run.segment, run.row + own, own < count);
       f32 sum[ROWS][PLANES];
       UNROLL for (i32 m = 0; m < ROWS; m++)
@@ -607,24 +619,20 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
         const bool is_last = piece == size.pieces - 1;
         const i32 chunks = is_last ? size.last / (CHUNK / 16) : PIECE / CHUNK;
         i32 r = 0;
-        if (KIND == STREAM_EXPERT_DOWN && i32(W::LEN) == 32 && p.stage_rows == STREAM_ROWS) {
-          // Several rows at once, which meet the same x: sums of one would wait for each other.
-          for (; r < count; r += STREAM_ROWS) {
-            f32 sums[STREAM_ROWS];
-            UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) sums[b] = 0;
-            UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
-              if (c + t.lane < chunks) {
-                const typename Activations::Chunk chunk = Activations::load(g, x_at, p.k, c, t.lane);
-                UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) {
-                  const i32 row = mini(r + b, count - 1);
-                  sums[b] = Activations::dot(g, at + row * size.row * 16, at + PIECE + row * size.scales * 16, c, chunk, t.lane, sums[b]);
-                }
+        if (several) {
+          f32 sums[STREAM_ROWS];
+          UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) sums[b] = 0;
+          UNROLL for (i32 c = 0; c < PIECE / CHUNK; c += SIMD)
+            if (c + t.lane < chunks) {
+              const typename Activations::Chunk chunk = Activations::load(g, x_at, p.k, c, t.lane);
+              UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) {
+                const i32 row = mini(b, count - 1);
+                sums[b] = Activations::dot(g, at + row * size.row * 16, at + PIECE + row * size.scales * 16, c, chunk, t.lane, sums[b]);
               }
-            UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) {
-              sums[b] = sum_lanes<SIMD>(sums[b]);
-              if (t.lane == r + b && r + b < count) more.store(p, g, run.segment, run.row + r + b, sums[b] * factor_a, 0.f, rest);
             }
-          }
+          const f32 all = stream_sum_four(sums, t.lane);
+          if (t.lane % (SIMD / STREAM_ROWS) == 0 && own < count) more.store(p, g, run.segment, run.row + own, all * factor_a, 0.f, rest);
+          r = count;
         }
         for (; r < count; r++) {
           const i32 weights = at + r * size.row * 16, scales = at + PIECE + r * size.scales * 16;
@@ -755,7 +763,8 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
   const i32 sharer = other ? worker - p.first_workers : worker, before = other ? p.first_units : 0;
   // Products fit 32 bits: `src/kernels/linear_stream.rs` sees to it.
   const i32 end = before + i32(u32(sharer + 1) * u32(units) / u32(sharers));
-  let_next_start();
+  const bool next_is_late = KIND == STREAM_PLAIN && !NORM && p.next_is_late != 0;
+  if (!next_is_late) let_next_start();
   const StreamSizes size = other ? stream_sizes<V, KIND, true>(p) : stream_sizes<W, KIND, false>(p);
   StreamCursor next;
   next.unit = before + i32(u32(sharer) * u32(units) / u32(sharers));
@@ -782,6 +791,7 @@ FN void linear_stream(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, L
     x[m] = offset(p.x, i64(rows > 0 ? selected : 0) * p.x_stride);
   }
   wait_for_previous();
+  if (next_is_late) let_next_start();
   UNROLL for (i32 m = 0; m < ROWS; m++)
     UNROLL for (i32 j = 0; j < XV; j++) v[m][j] = stream_vector<W>(x[m], thread + j * STREAM_THREADS, p.k);
   if (!TWO && (i32(W::LEN) < 32 || IsSame<W, WeightQ6_K>::VALUE)) stream_ask_ahead<W, KIND>(p, next, size, t);

@@ -35,7 +35,7 @@ FN void mla_any_split(CONST MlaParams<E>& p, THREAD const AttentionWork& w, THRE
                       GROUP AttentionGroup<G, MLA_DIM>& g, Lane t) {
   enum { ROW = MLA_ROW / SIMD, VALUES = MLA_DIM / SIMD };
   CONST AttentionParams<E>& a = p.attention;
-  const Ptr<const i32> table = offset(a.blocks, a.table_starts[w.row]);
+  const Ptr<const i32> table = offset(a.blocks, w.table_start);
   const i32 begin = w.first + split * w.split_len, end = mini(begin + w.split_len, w.position + 1), width = a.head_dim + p.rope;
   f32 acc[G][VALUES], top[G], sum[G];
   UNROLL for (i32 h = 0; h < G; h++) {
@@ -67,8 +67,8 @@ template <class E, i32 G, bool LOOP>
 FN void mla_any(CONST MlaParams<E>& p, GROUP AttentionGroup<G, MLA_DIM>& g, Lane t) {
   CONST AttentionParams<E>& a = p.attention;
   let_next_start();
-  if (!attention_has_work(a, t)) return;  // the whole group
-  const AttentionWork w = attention_work(a, G, t);
+  AttentionWork w;
+  if (!attention_work(w, a, G, t)) return;  // the whole group
   wait_for_previous();
   f32 q[G][MLA_ROW / SIMD];
   UNROLL for (i32 h = 0; h < G; h++)

@@ -53,25 +53,35 @@ FN RopeHead rope_load(Ptr<const f32> x, i32 half, i32 turned, i32 lane) {
   return head;
 }
 
-FN void rope_norm(THREAD RopeHead& head, Ptr<const f32> gain, f32 eps, i32 half, i32 turned, i32 lane) {
+// By gains as rope_load has them.
+FN void rope_norm(THREAD RopeHead& head, THREAD const RopeHead& gain, f32 eps, i32 half, i32 lane) {
   f32 squares = 0;
   UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) squares = fma32(head.high[j], head.high[j], fma32(head.low[j], head.low[j], squares));
   const f32 scale = inv_sqrt(sum_lanes<SIMD>(squares) / f32(2 * half) + eps);
   UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) {
-    const i32 i = lane + j * SIMD;
-    if (i < half) {
-      const RopePair pair = rope_pair(i, half, turned);
-      head.low[j] = head.low[j] * scale * gain[pair.low];
-      head.high[j] = head.high[j] * scale * gain[pair.high];
+    if (lane + j * SIMD < half) {
+      head.low[j] = head.low[j] * scale * gain.low[j];
+      head.high[j] = head.high[j] * scale * gain.high[j];
     }
   }
 }
 
-FN void rope_turn(THREAD RopeHead& head, Ptr<const f32x2> angles, i32 turned, i32 lane) {
+struct RopeAngles { f32x2 of[ROPE_PAIRS]; };
+
+FN RopeAngles rope_angles(Ptr<const f32x2> angles, i32 turned, i32 lane) {
+  RopeAngles own;
   UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) {
     const i32 i = lane + j * SIMD;
-    if (i < turned) {
-      const f32x2 turn = angles[i];
+    own.of[j].x = own.of[j].y = 0.f;
+    if (i < turned) own.of[j] = angles[i];
+  }
+  return own;
+}
+
+FN void rope_turn(THREAD RopeHead& head, THREAD const RopeAngles& angles, i32 turned, i32 lane) {
+  UNROLL for (i32 j = 0; j < ROPE_PAIRS; j++) {
+    if (lane + j * SIMD < turned) {
+      const f32x2 turn = angles.of[j];
       const f32 a = head.low[j], b = head.high[j];
       head.low[j] = a * turn.x - b * turn.y;
       head.high[j] = b * turn.x + a * turn.y;
@@ -102,10 +112,13 @@ FN void rope_kv_write(CONST RopeKvWriteParams<E>& p, GROUP NoGroup&, Lane t) {
   let_next_start();
   wait_for_previous();
   if (row >= p.rows[0] || item >= p.heads + 2 * p.kv_heads) return;  // the whole SIMD group
-  const Ptr<const f32x2> angles = offset(p.angles, i64(p.positions[row]) * p.turned);
+  const RopeAngles angles = rope_angles(offset(p.angles, i64(p.positions[row]) * p.turned), p.turned, t.lane);
   if (item < p.heads) {
     RopeHead head = rope_load(offset(p.q, i64(row) * p.q_stride + item * p.head_dim), half, p.turned, t.lane);
-    if (given(p.q_gain)) rope_norm(head, p.q_gain, p.q_eps, half, p.turned, t.lane);
+    if (given(p.q_gain)) {
+      const RopeHead gain = rope_load(p.q_gain, half, p.turned, t.lane);
+      rope_norm(head, gain, p.q_eps, half, t.lane);
+    }
     rope_turn(head, angles, p.turned, t.lane);
     rope_store(offset(p.q_out, i64(row) * p.q_out_stride + item * p.head_dim), head, half, p.turned, t.lane);
     return;
@@ -115,7 +128,10 @@ FN void rope_kv_write(CONST RopeKvWriteParams<E>& p, GROUP NoGroup&, Lane t) {
   const i64 to = kv_at(p.slots[row], kv_head, p.kv_heads, p.block_len, p.head_dim);
   RopeHead head = rope_load(offset(key ? p.k : p.v, i64(row) * p.kv_stride + kv_head * p.head_dim), half, p.turned, t.lane);
   if (key) {
-    if (given(p.k_gain)) rope_norm(head, p.k_gain, p.k_eps, half, p.turned, t.lane);
+    if (given(p.k_gain)) {
+      const RopeHead gain = rope_load(p.k_gain, half, p.turned, t.lane);
+      rope_norm(head, gain, p.k_eps, half, t.lane);
+    }
     rope_turn(head, angles, p.turned, t.lane);
   }
   rope_store(offset(key ? p.keys : p.values, to), head, half, p.turned, t.lane);

@@ -140,7 +140,7 @@ params! {
         x_row: i32,
         q_stride: i32,
         residual_stride: i32,
-        padding: i32,
+        next_is_late: i32,
     }
 
     /// `experts.h`
@@ -467,6 +467,8 @@ params! {
         out_stride: i32,
         scale: f32,
         min_tiles: i32,
+        whole_tiles: i32,
+        padding: i32,
         operand: OperandPlace,
     }
 
@@ -477,7 +479,7 @@ params! {
         of: AttentionParams,
         chunk: i32,
         align: i32,
-        padding: [i32; 4],
+        padding: [i32; 2],
     }
 
     /// `sm90/expanded_attention.h`
@@ -614,7 +616,7 @@ params! {
         keys: Address,
         values: Address,
         kv_stride: i32,
-        padding: i32,
+        next_is_late: i32,
         q_eps: f32,
         k_eps: f32,
     }

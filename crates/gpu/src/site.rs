@@ -1,7 +1,7 @@
 //! What kernels are told about memory: where values, weights, the cache, tables and a step's input lie, how far apart
 //! rows are, and where the counts of live rows stand.
 
-use plan::{MemoryPlan, Plan, Rows, StepShape, Value, WeightId};
+use plan::{MemoryPlan, Op, Plan, Rows, StepShape, Value, WeightId};
 
 use crate::formats::DeviceFormat;
 use crate::glu_bounds::GluBounds;
@@ -123,6 +123,11 @@ pub(crate) struct Site<'a> {
 }
 
 impl Site<'_> {
+    /// Whether the plan has experts.
+    pub(crate) fn has_experts(&self) -> bool {
+        self.loaded.plan.ops.iter().any(|op| matches!(op, Op::MoeRoute { .. }))
+    }
+
     /// Where `value` lies.
     pub(crate) fn place(&self, value: Value) -> DeviceRows {
         self.loaded.place(self.layout, self.arena, value)

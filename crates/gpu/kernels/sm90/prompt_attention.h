@@ -14,7 +14,7 @@ struct PromptParams {
   AttentionParams<f16> of;
   i32 chunk;               // positions of a copy: divides P and block_len
   i32 align;               // steps begin at a multiple of this: of P, where a row's bits must not depend on what rows are beside it
-  i32 padding[4];
+  i32 padding[2];
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL

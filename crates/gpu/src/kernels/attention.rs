@@ -4,7 +4,8 @@
 use bytemuck::Pod;
 use plan::{Attention, KvFormat, KvLayer, Norm};
 
-use crate::kernels::{attention_f16, operand};
+use crate::kernels::sm90::attention_cluster;
+use crate::kernels::{attention_f16, linear_stream, operand};
 use crate::launch::{Access, Launch, Region};
 use crate::params::{AttentionParams, RopeAttentionParams};
 use crate::site::{DeviceRows, F32, LoadedPlan, Site, index};
@@ -27,14 +28,23 @@ pub(crate) struct AttentionVariant {
     pub(crate) max_splits: usize,
     /// Tiles of a split at least, where there are more than one.
     pub(crate) min_tiles: usize,
+    /// Tiles that are not cut.
+    pub(crate) whole_tiles: usize,
     /// Whether one group takes all of them, one after another.
     pub(crate) loops: bool,
+    /// Splits whose groups reach each other's group memory; 1: each group is on its own.
+    pub(crate) cluster: usize,
 }
 
 impl AttentionVariant {
     /// Whether a row's positions are cut, and groups make partial results of them.
     fn is_cut(&self) -> bool {
         self.max_splits > 1 && !self.loops
+    }
+
+    /// A launch of it, in clusters where it has some.
+    fn clustered(&self, launch: Launch) -> Launch {
+        Launch { cluster: self.cluster as u32, ..launch }
     }
 
     /// Bytes of the partial results of so many rows of `heads` query heads.
@@ -47,10 +57,13 @@ impl AttentionVariant {
 /// Positions of a tile, as in `kernels/attention.h`.
 const TILE: usize = 16;
 
+/// Tiles that are not cut, because folding takes longer than one group with them.
+pub(crate) const WHOLE_TILES: usize = 16;
+
 /// Tiles of a split, where there are more than one: with fewer, folding costs more than it saves.
 pub(crate) const MIN_TILES: usize = 6;
 
-/// The same where it is measured, the usual one first. Not many more: what is best behind a few hundred positions would
+/// The same where it is measured, beside the usual one. Not many more: what is best behind a few hundred positions would
 /// be slow behind a thousand.
 const TILES_OF_A_SPLIT: [usize; 4] = [MIN_TILES, 3, 9, 12];
 
@@ -89,7 +102,8 @@ pub(crate) struct Cut {
     pub(crate) rows: usize,
     /// Groups of a row's heads.
     pub(crate) groups_of_row: usize,
-    most: usize,
+    /// Splits of the longest row.
+    pub(crate) most: usize,
 }
 
 impl Cut {
@@ -120,7 +134,9 @@ pub(crate) fn variant(target: &Target, format: KvFormat, shape: AttentionShape) 
     if !usual.is_cut() {
         return usual;
     }
-    let variants = TILES_OF_A_SPLIT.map(|min_tiles| AttentionVariant { min_tiles, ..usual }).to_vec();
+    let others = TILES_OF_A_SPLIT.into_iter().filter(|&tiles| tiles != usual.min_tiles);
+    let tiles = std::iter::once(usual.min_tiles).chain(others);
+    let variants = tiles.map(|min_tiles| AttentionVariant { min_tiles, ..usual }).collect();
     let key = || {
         let AttentionShape { rows, heads, kv_heads, head_dim, max_positions } = shape;
         // Longer caches are cut alike.
@@ -133,7 +149,8 @@ pub(crate) fn variant(target: &Target, format: KvFormat, shape: AttentionShape) 
 
 /// The same where nothing was measured.
 fn usual(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionVariant {
-    if let Some(variant) = attention_f16::variant(target, format, shape) {
+    let cluster = attention_cluster::variant(target, format, shape);
+    if let Some(variant) = cluster.or_else(|| attention_f16::variant(target, format, shape)) {
         return variant;
     }
     let heads = 4;
@@ -146,7 +163,8 @@ fn usual(target: &Target, format: KvFormat, shape: AttentionShape) -> AttentionV
     };
     let max_splits = cut.max_splits(target.multiprocessors * GROUPS_AT_ONCE);
     let (dim, threads, group_bytes, min_tiles, loops) = (256, 128, 0, MIN_TILES, cut.loops);
-    AttentionVariant { kernel, heads, dim, threads, group_bytes, max_splits, min_tiles, loops }
+    let whole_tiles = WHOLE_TILES;
+    AttentionVariant { kernel, heads, dim, threads, group_bytes, max_splits, min_tiles, whole_tiles, loops, cluster: 1 }
 }
 
 /// Counters that steps need whose attention has up to so many heads: rows are cut where there are few groups of them.
@@ -178,7 +196,8 @@ pub(crate) struct SingleRows {
 pub(crate) fn launch(site: &Site<'_>, q: DeviceRows, attention: &Attention, out: DeviceRows, singles: usize) -> Launch {
     let variant = variant_for(site.loaded, attention, singles);
     let SingleRows { variant, params, groups, operands } = single_rows(site, variant, q, attention, out, singles);
-    let launch = launch_of(site, variant.kernel, groups, &params, q, attention)
+    let launch = variant
+        .clustered(launch_of(site, variant.kernel, groups, &params, q, attention))
         .with_groups_of(variant.threads, variant.group_bytes);
     operands.into_iter().fold(launch, |launch, (access, region)| launch.with(access, region))
 }
@@ -199,6 +218,8 @@ pub(crate) fn rope_launch(
     let SingleRows { variant, params, groups, operands } = single_rows(site, variant, q, attention, out, singles);
     let kernel = match variant.kernel {
         "attention_f16_d64_wide" => "rope_attention_f16_d64_wide",
+        "attention_cluster_d64" => "rope_attention_cluster_d64",
+        "attention_cluster_d128" => "rope_attention_cluster_d128",
         "attention_f16_d128_wide" => "rope_attention_f16_d128_wide",
         _ => return None,
     };
@@ -216,11 +237,12 @@ pub(crate) fn rope_launch(
         keys: cache.keys.address,
         values: cache.values.address,
         kv_stride: index(k.stride),
-        padding: 0,
+        next_is_late: (site.has_experts() && singles <= linear_stream::ROWS_MAX).into(),
         q_eps,
         k_eps,
     };
-    let launch = Launch::new(kernel, groups, &params)
+    let launch = variant
+        .clustered(Launch::new(kernel, groups, &params))
         .with_groups_of(variant.threads, variant.group_bytes)
         .with(Access::Read, q.region)
         .with(Access::Read, k.region)
@@ -262,6 +284,7 @@ pub(crate) fn single_rows(
         counters: counters.address,
         max_splits: index(variant.max_splits),
         min_tiles: index(variant.min_tiles),
+        whole_tiles: index(variant.whole_tiles),
         operand: operand::place(site.writes, out.width),
         ..params(site, q, attention, out)
     };
@@ -274,7 +297,11 @@ pub(crate) fn single_rows(
         (Access::Write, stats),
         (Access::Update, counters),
     ];
-    SingleRows { variant, params, groups: [groups_of_row, singles, splits], operands }
+    let groups = match variant.cluster {
+        1 => [groups_of_row, singles, splits],
+        cluster => [splits.next_multiple_of(cluster), singles, groups_of_row],
+    };
+    SingleRows { variant, params, groups, operands }
 }
 
 /// What all kernels of attention are given.
@@ -343,7 +370,7 @@ mod tests {
         assert_eq!(of_rows(17, 8192).kernel, "attention_f16_d128");
         let of_64 = |rows| AttentionShape { rows, heads: 14, kv_heads: 2, head_dim: 64, max_positions: 8192 };
         let splits_of_64 = |rows| variant(&H200, KvFormat::F16, of_64(rows)).max_splits;
-        assert_eq!([splits_of_64(1), splits_of_64(16), splits_of_64(32)], [16, 6, 3]);
+        assert_eq!([splits_of_64(1), splits_of_64(16), splits_of_64(32)], [32, 6, 3]);
         let small = Target { group_bytes_max: (96 << 10) + 300, ..H200 };
         assert_eq!(variant(&small, KvFormat::F16, of(1, 8192)).kernel, "attention_f16_d128");
     }
@@ -371,8 +398,8 @@ mod tests {
             let shape = AttentionShape { rows: 1, heads, kv_heads: 2, head_dim, max_positions: 256 };
             variant(&H200, format, shape).kernel
         };
-        assert_eq!(kernel(KvFormat::F16, 14, 64), "attention_f16_d64_wide");
-        assert_eq!(kernel(KvFormat::F16, 8, 128), "attention_f16_d128_wide");
+        assert_eq!(kernel(KvFormat::F16, 14, 64), "attention_cluster_d64");
+        assert_eq!(kernel(KvFormat::F16, 8, 128), "attention_cluster_d128");
         assert_eq!(kernel(KvFormat::F16, 8, 96), "attention_f16");
         assert_eq!(kernel(KvFormat::F32, 8, 128), "attention_f32");
         let tiles = |format, head_dim| {

@@ -290,6 +290,7 @@ pub(crate) fn launch(
         residual_stride: index(projections.residual.map_or(0, |residual| residual.stride)),
         eps: projections.eps(),
         groups: index(variant.groups),
+        next_is_late: site.has_experts().into(),
         ..params
     };
     let mut operands = vec![

@@ -106,7 +106,9 @@ fn variant(target: &Target, format: KvFormat, shape: AttentionShape, dim: usize)
         group_bytes: 0,
         max_splits: cut.max_splits(target.multiprocessors * GROUPS_AT_ONCE),
         min_tiles: attention::MIN_TILES,
+        whole_tiles: attention::WHOLE_TILES,
         loops: cut.loops,
+        cluster: 1,
     };
     Variant { of, folded: None }
 }
@@ -125,7 +127,9 @@ fn on_matrices(target: &Target, shape: AttentionShape, kernel: &MatrixKernel, sh
         group_bytes: kernel.group_bytes,
         max_splits,
         min_tiles: attention::MIN_TILES,
+        whole_tiles: attention::WHOLE_TILES,
         loops: false,
+        cluster: 1,
     };
     Variant { of, folded: (max_splits > 1).then_some(kernel.tile) }
 }

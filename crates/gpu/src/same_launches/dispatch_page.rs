@@ -107,6 +107,11 @@ const WHY: &[(&str, &str)] = &[
       launch of attention, which saves a boundary",
     ),
     (
+        "rope_attention_cluster_d#",
+        "one row or two in few groups, on Hopper: it asks for its tiles while the projections ahead still multiply, and \
+      groups of a cluster fold the splits in group memory",
+    ),
+    (
         "prompt_attention_d#",
         "many rows of a sequence on Hopper: arithmetic bounds it, so products run on matrix \
       instructions of four SIMD groups",

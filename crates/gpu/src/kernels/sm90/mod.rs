@@ -1,6 +1,7 @@
 //! Kernels of compute capability 9.0 alone.
 
 pub(crate) mod activations;
+pub(crate) mod attention_cluster;
 pub(crate) mod expanded_attention;
 pub(crate) mod experts_mma;
 pub(crate) mod gemm;
