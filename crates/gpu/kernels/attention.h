@@ -70,12 +70,12 @@ FN AttentionCut attention_cut(CONST AttentionParams<E>& p, i32 row) {
   return cut;
 }
 
-// Whether a group has work, and what. Groups without leave at once; but a kernel may not end before the one ahead has, so one of them
-// stays that long. What is loaded is asked for together: each load that waits for another takes half a microsecond.
+// Whether this group has work, and which. A group without work leaves at once. A kernel may not end before the one ahead has, so one
+// group stays that long. Loads are asked for together, because each load that waits for another takes half a microsecond.
 template <class E>
 FN bool attention_work(THREAD AttentionWork& w, CONST AttentionParams<E>& p, i32 heads_max, Lane t) {
   const i32 items = p.num_items[0];
-  const i32x2 item = p.items[t.gy];  // there is a place for each, also where it is no item
+  const i32x2 item = p.items[t.gy];  // readable for every t.gy; no item from `items` on
   bool has_work = false;
   if (t.gy < items) {
     w.row = item.x;
@@ -170,19 +170,39 @@ FN void attention_store(CONST AttentionParams<E>& p, THREAD const AttentionWork&
   if (d + 3 < p.head_dim) p.out[to + 3] = all.acc.w * scale;
 }
 
-// The group of a row's heads that ends last folds so many partial results of it, which all have left by then.
+// Where the partial results of a head lie, in `partials` and `stats`, for a row's item `gy`.
+template <class E>
+FN i64 attention_parts(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 gy, i32 h) {
+  return (i64(gy) * p.heads + w.first_head + h) * p.max_splits;
+}
+
+// Stores four features of a head: as the result where there is one part of it, otherwise as partial result `part`.
+template <i32 D, class E>
+FN void attention_store_part(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 gy, i32 h, i32 v, i32 part, i32 parts,
+                             THREAD const AttentionState& all) {
+  if (parts == 1) {
+    attention_store(p, w, h, v * 4, all);
+    return;
+  }
+  const i64 to = attention_parts(p, w, gy, h) + part;
+  p.partials[to * (D / 4) + v] = all.acc;
+  f32x2 stat;
+  stat.x = all.top; stat.y = all.sum;
+  if (v == 0) p.stats[to] = stat;
+}
+
+// Folds the partial results of a row's heads, in the group that ends last: all of them have been stored by then.
 template <i32 D, class E, class M>
 FN void attention_fold_partials(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 parts, GROUP M& g, Lane t) {
   enum { VECTORS = D / 4, THREADS = M::SIMDS * SIMD, AHEAD = 16 };
   const i32 own = t.simd * SIMD + t.lane;
-  const i64 first = (i64(t.gy) * p.heads + w.first_head) * p.max_splits;
   group_barrier();
   if (own == 0) g.is_last = count_group(p.counters, w.counter, u32(w.splits));
   group_barrier();
   if (g.is_last == 0) return;  // the whole group
   for (i32 item = own; item < w.heads * VECTORS; item += THREADS) {
     const i32 h = item / VECTORS, v = item % VECTORS;
-    const i64 from = first + h * p.max_splits;
+    const i64 from = attention_parts(p, w, t.gy, h);
     AttentionState all = attention_nothing();
     for (i32 base = 0; base < parts; base += AHEAD) {
       AttentionState next[AHEAD];
@@ -207,20 +227,10 @@ template <i32 D, class E, class M>
 FN void attention_finish(CONST AttentionParams<E>& p, THREAD const AttentionWork& w, i32 split, GROUP M& g, Lane t) {
   enum { VECTORS = D / 4, THREADS = M::SIMDS * SIMD };
   const i32 own = t.simd * SIMD + t.lane;
-  const i64 first = (i64(t.gy) * p.heads + w.first_head) * p.max_splits;
   group_barrier();
   for (i32 item = own; item < w.heads * VECTORS; item += THREADS) {
     const i32 h = item / VECTORS, v = item % VECTORS;
-    const AttentionState all = attention_merge(g, h, v * 4);
-    if (w.splits == 1) {
-      attention_store(p, w, h, v * 4, all);
-    } else {
-      const i64 to = first + h * p.max_splits + split;
-      p.partials[to * VECTORS + v] = all.acc;
-      f32x2 stat;
-      stat.x = all.top; stat.y = all.sum;
-      if (v == 0) p.stats[to] = stat;
-    }
+    attention_store_part<D>(p, w, t.gy, h, v, split, w.splits, attention_merge(g, h, v * 4));
   }
   if (w.splits > 1) attention_fold_partials<D>(p, w, w.splits, g, t);
 }

@@ -19,7 +19,7 @@ struct RopeAttentionParams {
   Ptr<const i32> slots;
   Ptr<f16> keys;
   Ptr<f16> values;
-  i32 kv_stride, next_is_late;     // the latter as in linear_stream.h
+  i32 kv_stride, next_is_late;     // next_is_late: as in linear_stream.h
   f32 q_eps, k_eps;
 };
 

@@ -275,7 +275,7 @@ FN void expert_glu_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup<R
     }
   }
 #endif
-  // Not before: the down projections would ask for their weights while this kernel's are not asked for yet.
+  // Not earlier: the down projections would ask for their weights before this kernel has asked for its own.
   let_next_start();
   const StreamExperts<STREAM_EXPERT_GLU, ROWS> more = {e, whole.weight, factors[0], factors[ROWS - 1], slots.units, 0};
   stream_units<W, STREAM_EXPERT_GLU, true, false, PLANE, 1>(p, g, next, size, slots, unit, end, more, t);
@@ -322,7 +322,7 @@ FN void expert_down_stream(CONST ExpertStreamParams& e, GROUP ExpertStreamGroup<
 #endif
   // Vectors of all slots one after another; eight lanes have a block.
   const i32 slot_vectors = p.k / 4, vectors = slot_vectors * e.slots;
-  // i / slot_vectors is (i + 1/2) · this, without its fraction: there are up to 16 slots, and 2^16 vectors of all.
+  // The whole part of (i + 1/2) · slots_of is i / slot_vectors: exact for up to 16 slots with 2^16 vectors together.
   const f32 slots_of = near_quotient(1.f, f32(slot_vectors));
   for (i32 base = 0; base < vectors; base += XV * STREAM_THREADS) {
     f32x4 v[XV];

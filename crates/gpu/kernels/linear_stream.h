@@ -42,8 +42,8 @@ struct LinearStreamParams {
   i32 other_x_at, other_stage_rows;
   // Of two rows: bytes from one to the other in group memory, and numbers from result to result.
   i32 x_row, q_stride, residual_stride;
-  // Whether the next kernel may start only once the one ahead of this one has ended. Gated units of experts ask for nothing before they
-  // have chosen, and what they were told by then has left the caches beside the multiplying when they use it.
+  // Whether the next kernel may start only when the kernel ahead of this one has ended. Gated units of experts gain nothing from an
+  // early start, because they ask for weights only when they have chosen; those that began early were a third slower (lab 0086).
   i32 next_is_late;
 };
 
@@ -580,7 +580,7 @@ template <i32 ROWS> FN f32 stream_sum(f32 first, f32 second, i32 lane) {
   return sum_lanes<SIMD / 2>(own + shuffle_xor(other, SIMD / 2));
 }
 
-// Sums of all lanes, of four numbers at once: lanes from SIMD / 4 · b on have that of number b, as sum_lanes would add it up.
+// Sums over all lanes of four numbers at once, with the bits of sum_lanes: the b-th quarter of the lanes has the sum of number b.
 FN f32 stream_sum_four(THREAD const f32 (&v)[STREAM_ROWS], i32 lane) {
   const bool upper = lane >= SIMD / 2, odd = lane / (SIMD / 4) % 2 == 1;
   f32 half[2];
@@ -618,7 +618,6 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
         const i32 first = piece * (PIECE / CHUNK);
         const bool is_last = piece == size.pieces - 1;
         const i32 chunks = is_last ? size.last / (CHUNK / 16) : PIECE / CHUNK;
-        i32 r = 0;
         if (several) {
           f32 sums[STREAM_ROWS];
           UNROLL for (i32 b = 0; b < STREAM_ROWS; b++) sums[b] = 0;
@@ -632,9 +631,8 @@ FN void stream_units(CONST LinearStreamParams& p, GROUP LinearStreamGroup& g, St
             }
           const f32 all = stream_sum_four(sums, t.lane);
           if (t.lane % (SIMD / STREAM_ROWS) == 0 && own < count) more.store(p, g, run.segment, run.row + own, all * factor_a, 0.f, rest);
-          r = count;
         }
-        for (; r < count; r++) {
+        for (i32 r = several ? count : 0; r < count; r++) {
           const i32 weights = at + r * size.row * 16, scales = at + PIECE + r * size.scales * 16;
           // Of two rows two chunks at a time, or one: registers hold no more.
           enum {

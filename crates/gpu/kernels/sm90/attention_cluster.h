@@ -1,10 +1,10 @@
-// attention_cluster_d64, _d128, and rope_attention_cluster_…: attention_f16.h, whose splits are folded by groups that reach each
-// other's group memory.
+// attention_cluster_d64, _d128, and rope_attention_cluster_…: the kernels of attention_f16.h, but a cluster of groups folds the splits
+// through group memory.
 //
-// Grid      (splits, rows, groups of heads): clusters of up to CLUSTER_SPLITS neighbouring splits.
-// Fold      each group takes a share of the heads' features and reads what all groups of the cluster have of them, in the order of
-//           splits. Of one cluster that is the result. Of several the last group folds what clusters leave, as elsewhere groups do.
-//           Partial results, a counter and another look at the partial results take 3 us, and a cluster half of that.
+// Grid      (splits, rows, groups of heads). CLUSTER_SPLITS neighbouring splits are a cluster.
+// Fold      each group takes a share of the heads' features, and folds what all groups of its cluster have of them, in the order of
+//           splits. If a row has one cluster, that is the result. If it has several, the group that ends last folds theirs, as it folds
+//           splits elsewhere. This takes half of the 3 us that partial results, a counter and reading them again take.
 #if __CUDA_ARCH_FEAT_SM90_ALL
 enum { CLUSTER_SPLITS = 8 };
 
@@ -30,13 +30,12 @@ template <i32 D> struct FoldedByCluster {
   static PART void finish(CONST AttentionParams<f16>& p, THREAD const AttentionWork& w, i32 split, GROUP M& g, Lane t) {
     enum { VECTORS = D / 4, THREADS = M::SIMDS * SIMD };
     const i32 own = t.simd * SIMD + t.lane, items = w.heads * VECTORS;
-    // Those of a row are full but for the last, and its groups of no work have left.
+    // All clusters of a row but the last are full. In the last one, the groups without work have left.
     const i32 cluster = split / CLUSTER_SPLITS, clusters = (w.splits + CLUSTER_SPLITS - 1) / CLUSTER_SPLITS;
     const i32 rank = split % CLUSTER_SPLITS, groups = mini(w.splits - cluster * CLUSTER_SPLITS, i32(CLUSTER_SPLITS));
-    const i64 first = (i64(t.gy) * p.heads + w.first_head) * p.max_splits;
     group_barrier();
-    // The group's result takes the place of its first SIMD group's: a thread alone reads what it writes. Maximum and sum of a head lie
-    // behind its features.
+    // The group's result replaces that of its first SIMD group: only the thread that writes a feature has read it. The maximum and
+    // the sum of a head lie behind its features.
     for (i32 item = own; item < items; item += THREADS) {
       const i32 h = item / VECTORS, v = item % VECTORS;
       const AttentionState all = attention_merge(g, h, v * 4);
@@ -49,23 +48,14 @@ template <i32 D> struct FoldedByCluster {
     const i32 share = (items + groups - 1) / groups, end = mini((rank + 1) * share, items);
     for (i32 item = rank * share + own; item < end; item += THREADS) {
       const i32 h = item / VECTORS, v = item % VECTORS;
-      const AttentionState all = fold(g, h, v, groups);
-      if (clusters == 1) {
-        attention_store(p, w, h, v * 4, all);
-      } else {
-        const i64 to = first + h * p.max_splits + cluster;
-        p.partials[to * VECTORS + v] = all.acc;
-        f32x2 stat;
-        stat.x = all.top; stat.y = all.sum;
-        if (v == 0) p.stats[to] = stat;
-      }
+      attention_store_part<D>(p, w, t.gy, h, v, cluster, clusters, fold(g, h, v, groups));
     }
     cluster_barrier();  // others have read what this group has
     if (clusters > 1) attention_fold_partials<D>(p, w, clusters, g, t);
   }
 };
 
-// A lane where splits lie along the first axis of the grid, because a cluster does.
+// The lane as attention_f16.h expects it. Here splits lie along the first axis of the grid, because clusters do.
 FN Lane along_splits(Lane t) {
   const i32 split = t.gx;
   t.gx = t.gz;
@@ -82,8 +72,8 @@ FN void rope_attention_cluster(CONST RopeAttentionParams& r, GROUP MatrixGroup<D
   rope_attention_matrix<D, W, FoldedByCluster<D>>(r, g, along_splits(t));
 }
 
-// Of heads of 64 eight SIMD groups have the registers that the streams beside them leave, of heads of 128 four: a quarter of a
-// multiprocessor has its own.
+// Projections that stream leave half of the registers of each quarter of a multiprocessor: room for two SIMD groups with heads of 64 a
+// quarter, or for one with heads of 128.
 #define ATTENTION_CLUSTER(D, SIMDS, MEMORY, BESIDE)                                                                            \
   KERNEL_BESIDE(attention_cluster_d##D, AttentionParams<f16>, MEMORY, SIMDS * 32, BESIDE, attention_cluster<D, SIMDS>)         \
   KERNEL_BESIDE(rope_attention_cluster_d##D, RopeAttentionParams, MEMORY, SIMDS * 32, BESIDE, rope_attention_cluster<D, SIMDS>)

@@ -237,7 +237,7 @@ pub(crate) fn rope_launch(
         keys: cache.keys.address,
         values: cache.values.address,
         kv_stride: index(k.stride),
-        next_is_late: (site.has_experts() && singles <= linear_stream::ROWS_MAX).into(),
+        next_is_late: linear_stream::next_is_late(site, singles),
         q_eps,
         k_eps,
     };

@@ -262,6 +262,12 @@ pub(crate) fn variant_for(site: &Site<'_>, projections: &Projections<'_>) -> Opt
     variant(&site.target, None, kind, norm.is_some(), projections.shape(site, &features))
 }
 
+/// Whether a kernel of so many rows lets the next one start only when the kernel ahead has ended: `next_is_late` of
+/// `kernels/linear_stream.h`. In dense models an early start is faster. Kernels of more rows were not measured with a late one.
+pub(crate) fn next_is_late(site: &Site<'_>, rows: usize) -> i32 {
+    (site.has_experts() && rows <= ROWS_MAX).into()
+}
+
 /// Projections of one row or two; `params` has what is not theirs.
 pub(crate) fn launch(
     site: &Site<'_>,
@@ -290,7 +296,7 @@ pub(crate) fn launch(
         residual_stride: index(projections.residual.map_or(0, |residual| residual.stride)),
         eps: projections.eps(),
         groups: index(variant.groups),
-        next_is_late: site.has_experts().into(),
+        next_is_late: next_is_late(site, site.num_rows(rows)),
         ..params
     };
     let mut operands = vec![

@@ -570,10 +570,9 @@ pub(crate) fn route_glu(site: &Site<'_>, at: usize) -> Option<Launch> {
 
 /// Whether all routers of a plan are in one launch with gated units: messages of one layer are forgotten by the next.
 pub(crate) fn routes_with_glu(site: &Site<'_>) -> bool {
-    let ops = &site.loaded.plan.ops;
     has_messages(site.loaded, site.shape)
-        && routers(ops).next().is_some()
-        && routers(ops).all(|at| route_glu(site, at).is_some())
+        && site.has_experts()
+        && routers(&site.loaded.plan.ops).all(|at| route_glu(site, at).is_some())
 }
 
 /// The places of routers.

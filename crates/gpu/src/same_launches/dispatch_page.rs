@@ -109,7 +109,7 @@ const WHY: &[(&str, &str)] = &[
     (
         "rope_attention_cluster_d#",
         "one row or two in few groups, on Hopper: it asks for its tiles while the projections ahead still multiply, and \
-      groups of a cluster fold the splits in group memory",
+      a cluster folds the splits through group memory",
     ),
     (
         "prompt_attention_d#",

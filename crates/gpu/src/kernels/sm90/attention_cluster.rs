@@ -6,17 +6,19 @@ use crate::kernels::attention::{AttentionShape, AttentionVariant, Cut};
 use crate::kernels::{attention_f16, linear_stream};
 use crate::target::{Matrix, Target};
 
-/// Splits of a cluster, `CLUSTER_SPLITS` of the kernel, and clusters whose results are folded at once.
+/// Splits of a cluster: `CLUSTER_SPLITS` of the kernel.
 const SPLITS: usize = 8;
-const CLUSTERS: usize = 4;
 
-/// Groups of a row. With more there are fewer splits, and clusters, 15 of which run at once, share the device less evenly: behind
-/// some thousand positions a step takes up to 5 % longer.
+/// Clusters of a row and a group of its heads, at most. More were not tried.
+const CLUSTERS_MAX: usize = 4;
+
+/// Groups of a row's heads, at most. A row with more groups has fewer splits for each. Then steps behind some thousand positions
+/// are up to 5 % slower than with `attention_f16`.
 const GROUPS_MAX: usize = 4;
 
-/// The variant, where one group a multiprocessor streams the projections ahead and behind: its registers leave room for eight SIMD
-/// groups of heads of 64, or four of heads of 128, and so attention asks for its tiles while the projections ahead of it still
-/// multiply.
+/// The variant for one row or two, where the projections ahead and behind stream in one group a multiprocessor. They leave registers
+/// for eight SIMD groups with heads of 64, or for four with heads of 128. So attention starts beside the projections ahead, and
+/// asks for its tiles while they still multiply.
 pub(crate) fn variant(target: &Target, format: KvFormat, shape: AttentionShape) -> Option<AttentionVariant> {
     let usual = attention_f16::variant(target, format, shape)?;
     let is_beside = target.matrix == Matrix::FourSimdGroups && target.kernel.is_none() && !target.batch_invariant;
@@ -33,7 +35,7 @@ pub(crate) fn variant(target: &Target, format: KvFormat, shape: AttentionShape) 
         kernel,
         threads: simds * 32,
         group_bytes: attention_f16::group_bytes(simds),
-        max_splits: max_splits.clamp(1, cut.most.min(SPLITS * CLUSTERS)),
+        max_splits: max_splits.clamp(1, cut.most.min(SPLITS * CLUSTERS_MAX)),
         // A tile for each SIMD group.
         min_tiles: simds as usize,
         whole_tiles: simds as usize,
