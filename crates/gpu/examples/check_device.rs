@@ -93,6 +93,7 @@ fn main() -> Checked {
             ["mixtures"] => mixture_layers(&device, 0, 1)?,
             ["mixtures", shard, shards] => mixture_layers(&device, shard.parse()?, shards.parse()?)?,
             ["mixture-steps"] => mixture_steps(&device)?,
+            ["latent-steps"] => latent_steps(&device)?,
             ["decode", shape, format, batch, depth] => {
                 decode(&device, shape, format, &list(batch)?, depth.parse()?, RowSampling::default())?;
             }
@@ -571,6 +572,37 @@ fn mixture_steps(device: &GpuBackend) -> Checked {
                 let (worst, jumps) = together_and_apart(device, &plan, &weights, (rows, positions), jump)
                     .map_err(|fault| format!("mixture steps, {what}, {rows} rows: {fault}"))?;
                 println!("mixture steps, {what}, {rows} rows: off by {worst:.1e} deviations, {jumps} rows by a jump");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same of steps with latent attention in the published width, each of whose layers is a few launches.
+fn latent_steps(device: &GpuBackend) -> Checked {
+    for (heads, nope, value) in [(20, 192, 256), (16, 128, 128), (5, 64, 40)] {
+        let config = serde_json::json!({
+            "model_type": "glm4_moe_lite", "vocab_size": 515, "hidden_size": 512, "intermediate_size": 1024,
+            "num_hidden_layers": 3, "num_attention_heads": heads, "num_key_value_heads": heads, "q_lora_rank": 256,
+            "kv_lora_rank": 512, "qk_nope_head_dim": nope, "qk_rope_head_dim": 64, "v_head_dim": value,
+            "hidden_act": "silu", "attention_bias": false, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+            "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc",
+            "norm_topk_prob": true, "routed_scaling_factor": 1.8, "tie_word_embeddings": false,
+        });
+        let plan = Arc::new(fuse(restrict_outputs(models::build_plan(&config, &AnyShape)?)));
+        // Rows of a head's matrix of keys are whole blocks.
+        let fits = |format: &WeightFormat| nope % format.block_len() == 0 && value * heads % format.block_len() == 0;
+        for format in device.claims().formats.into_iter().filter(|&format| format != WeightFormat::F32).filter(fits) {
+            let weights = random_weights(&plan, &mut Rng::new(8), format);
+            // One row and two are cut in several clusters behind 1,024 positions.
+            let deep = if format == WeightFormat::Q8_0 { 1200 } else { 70 };
+            for (rows, positions) in [(1, deep), (2, deep), (3, 130), (8, 70), (9, 20)] {
+                let what = format!("{heads} heads of {nope} and {value}, {format}, {rows} rows");
+                let jump = if format == WeightFormat::F16 { 0.03 } else { 0.3 };
+                let (worst, jumps) = together_and_apart(device, &plan, &weights, (rows, positions), jump)
+                    .map_err(|fault| format!("latent steps, {what}: {fault}"))?;
+                println!("latent steps, {what}: off by {worst:.1e} deviations, {jumps} rows by more than {jump}");
             }
         }
     }

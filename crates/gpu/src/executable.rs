@@ -178,7 +178,7 @@ pub(crate) fn footprint(
     let layouts = [largest, decode, of_one]
         .map(|shape| {
             let of_rows = |rows| ops::lay_out(&loaded, shape.bucket(), rows);
-            [StepRows::of_shape(shape), StepRows::Several, StepRows::Expanded].map(of_rows)
+            [StepRows::of_shape(shape), StepRows::Near, StepRows::Several, StepRows::Expanded].map(of_rows)
         })
         .concat();
     let arena = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
@@ -348,7 +348,8 @@ impl GpuExecutable {
     ) -> Result<usize, BackendError> {
         input.check_fed(self.plan.vocab_size, &self.cache.layout, outputs_before)?;
         let shape = input.shape().bucket();
-        let mut index = self.compile_of(kind, shape, StepRows::of_step(input))?;
+        let near = ops::latent::has_near(&self.loaded(kind));
+        let mut index = self.compile_of(kind, shape, StepRows::of_step(input, near))?;
         let step = &self.programs[index].layout.step;
         // Some results of ops are never made where others are expanded.
         if matches!(step.tiles, Tiles::Expanded { .. }) && (observed || !step.has_room(input)) {
@@ -500,7 +501,9 @@ impl GpuExecutable {
 
 impl Executable for GpuExecutable {
     fn compile(&mut self, shape: StepShape) -> Result<(), BackendError> {
-        self.compile_of(ResultKind::Logits, shape, StepRows::of_shape(shape)).map(drop)
+        let near = ops::latent::has_near(&self.loaded(ResultKind::Logits));
+        StepRows::all_of_shape(shape, near)
+            .try_for_each(|rows| self.compile_of(ResultKind::Logits, shape, rows).map(drop))
     }
 
     fn forget_programs(&mut self) {

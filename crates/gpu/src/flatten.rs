@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::params::layout_assertions;
 
 /// Structs of kernels for one CUDA architecture alone (`kernels/sm90`), which neither Metal nor the simulator sees.
-pub(crate) const OF_SM90: [&str; 16] = [
+pub(crate) const OF_SM90: [&str; 17] = [
     "ActivationParams",
     "SumActivationParams",
     "GemmSegment",
@@ -19,6 +19,7 @@ pub(crate) const OF_SM90: [&str; 16] = [
     "RouterRowsParams<f32>",
     "RouterRowsParams<f16>",
     "RouterRowsParams<bf16>",
+    "MlaClusterParams",
     "PromptParams",
     "HeadWeightsParams",
     "ExpandLatentParams",

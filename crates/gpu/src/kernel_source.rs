@@ -180,7 +180,7 @@ const KERNELS: [(&str, &str); 24] = [
 
 /// Files for one architecture alone, empty for others: beside each of their kernels there is one of all that computes the
 /// same.
-const SM90_KERNELS: [(&str, &str); 10] = [
+const SM90_KERNELS: [(&str, &str); 11] = [
     ("sm90/hopper.h", include_str!("../kernels/sm90/hopper.h")),
     ("sm90/activations.h", include_str!("../kernels/sm90/activations.h")),
     ("sm90/gemm.h", include_str!("../kernels/sm90/gemm.h")),
@@ -188,6 +188,7 @@ const SM90_KERNELS: [(&str, &str); 10] = [
     ("sm90/gemm_narrow.h", include_str!("../kernels/sm90/gemm_narrow.h")),
     ("sm90/experts_mma.h", include_str!("../kernels/sm90/experts_mma.h")),
     ("sm90/attention_cluster.h", include_str!("../kernels/sm90/attention_cluster.h")),
+    ("sm90/mla_cluster.h", include_str!("../kernels/sm90/mla_cluster.h")),
     ("sm90/prompt_attention.h", include_str!("../kernels/sm90/prompt_attention.h")),
     ("sm90/expanded_attention.h", include_str!("../kernels/sm90/expanded_attention.h")),
     ("sm90/roofline.h", include_str!("../kernels/sm90/roofline.h")),

@@ -604,6 +604,17 @@ params! {
         mla: MlaParams,
     }
 
+    /// `sm90/mla_cluster.h`
+    "MlaClusterParams" struct MlaClusterParams {
+        keys: HeadLinearParams,
+        values: HeadLinearParams,
+        mla: MlaParams,
+        write: LatentRopeWriteParams,
+        heads: i32,
+        next_is_late: i32,
+        padding: [i32; 2],
+    }
+
     /// `attention_f16.h`
     "RopeAttentionParams" struct RopeAttentionParams {
         attention: AttentionParams,

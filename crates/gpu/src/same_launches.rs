@@ -227,7 +227,8 @@ impl Loaded {
             let shapes = [1, 4, tokens].map(|sequences| StepShape { tokens, sequences, outputs: sequences }.bucket());
             shapes.into_iter().flat_map(|shape| {
                 let any = (shape.tokens == shape.sequences && shape.tokens > 1).then_some(StepRows::Expanded);
-                [StepRows::of_shape(shape)].into_iter().chain(any).map(move |rows| (shape, rows))
+                let rows = StepRows::all_of_shape(shape, ops::latent::has_near(&loaded));
+                rows.chain(any).map(move |rows| (shape, rows))
             })
         });
         let mut seen = vec![];

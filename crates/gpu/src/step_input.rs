@@ -1,7 +1,7 @@
 //! The step input on the device: one array of i32 that is uploaded in one copy, and all that changes between two
 //! replays of a program.
 
-use plan::{KvLayout, Plan, StepError, StepInput, StepShape, sampling};
+use plan::{KvLayout, Plan, SequenceSpan, StepError, StepInput, StepShape, sampling};
 
 use crate::launch::Region;
 use crate::params::RowSampling;
@@ -11,9 +11,14 @@ pub(crate) const ATTENTION_TILE_ROWS: usize = 128;
 /// Rows of a sequence up to which each is for itself.
 pub(crate) const ATTENTION_SINGLES_MAX: usize = 16;
 
+/// Positions that a row attends to where these are few, at most: as many as `kernels/sm90/mla_cluster.h` has room for.
+pub(crate) const NEAR_POSITIONS: usize = 1024;
+
 /// What is known of the rows of a program's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StepRows {
+    /// Each is the only one of its sequence, and attends to a few positions: to [`NEAR_POSITIONS`] at most.
+    Near,
     /// Each is the only one of its sequence.
     Alone,
     /// Sequences may have several.
@@ -28,8 +33,26 @@ impl StepRows {
         if shape.tokens == shape.sequences { Self::Alone } else { Self::Expanded }
     }
 
-    pub(crate) fn of_step(input: &StepInput) -> Self {
-        if input.sequences.iter().all(|sequence| sequence.num_rows == 1) { Self::Alone } else { Self::Expanded }
+    /// All that steps of a shape may have whose rows are known from it; whether rows that attend to few positions have `near`
+    /// kernels of their own.
+    pub(crate) fn all_of_shape(shape: StepShape, near: bool) -> impl Iterator<Item = Self> {
+        let rows = Self::of_shape(shape);
+        [rows].into_iter().chain((near && rows == Self::Alone).then_some(Self::Near))
+    }
+
+    /// Of a step; whether rows that attend to few positions have `near` kernels of their own.
+    pub(crate) fn of_step(input: &StepInput, near: bool) -> Self {
+        let all = |is: fn(&SequenceSpan) -> bool| input.sequences.iter().all(is);
+        match all(|sequence| sequence.num_rows == 1) {
+            true if near && all(|sequence| sequence.kv_len() <= NEAR_POSITIONS) => Self::Near,
+            true => Self::Alone,
+            false => Self::Expanded,
+        }
+    }
+
+    /// Whether each is the only one of its sequence.
+    pub(crate) fn are_alone(self) -> bool {
+        matches!(self, Self::Near | Self::Alone)
     }
 }
 
@@ -102,7 +125,7 @@ impl AttentionItems {
     pub(crate) fn new(shape: StepShape, tiles: Tiles, rows: StepRows) -> Self {
         let StepShape { tokens, sequences, .. } = shape;
         let all_single = Self { singles: tokens, ..Self::default() };
-        if rows == StepRows::Alone && tiles != Tiles::All {
+        if rows.are_alone() && tiles != Tiles::All {
             return all_single;
         }
         let Some(rows_min) = tiles.rows_min().filter(|&rows_min| tokens >= rows_min) else { return all_single };

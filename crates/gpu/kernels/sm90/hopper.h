@@ -51,6 +51,16 @@ FN void send_to(u32 address, u32 barrier, u32 rank, f32 a, f32 b) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0],{%1,%2},[%3];"
                :: "r"(cluster_address(address, rank)), "f"(a), "f"(b), "r"(cluster_address(barrier, rank)) : "memory");
 }
+FN void send_to(u32 address, u32 barrier, u32 rank, f32 v) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0],%1,[%2];"
+               :: "r"(cluster_address(address, rank)), "f"(v), "r"(cluster_address(barrier, rank)) : "memory");
+}
+FN void send_to(u32 address, u32 barrier, u32 rank, f32x4 v) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0],{%1,%2,%3,%4},[%5];"
+               :: "r"(cluster_address(address, rank)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(cluster_address(barrier, rank)) : "memory");
+}
+// Says that this thread has come, and shows nothing that it wrote: a fence takes a microsecond.
+FN void cluster_begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 FN void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
 FN void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 // A barrier of four SIMD groups, one of 16 that there are; the first is group_barrier's.

@@ -247,7 +247,7 @@ pub(crate) struct LatentWrite {
 
 impl LatentWrite {
     /// What kernels are told; where `q_nope` is absent it is not stored.
-    fn params(
+    pub(crate) fn params(
         &self,
         site: &Site<'_>,
         q_nope: Option<DeviceRows>,

@@ -60,7 +60,7 @@ pub(crate) fn launches(site: &Site<'_>, q: DeviceRows, of: &Attention, out: Devi
 /// The values that [`rope_attention`] reads until attention has ended, if it may take the place of two ops.
 pub(crate) fn read_to_the_end(rows: StepRows, op: &Op, next: &Op) -> Vec<Value> {
     match (op, next) {
-        (&Op::RopeKvWrite { q, k, v, .. }, Op::Attention { .. }) if rows == StepRows::Alone => vec![q, k, v],
+        (&Op::RopeKvWrite { q, k, v, .. }, Op::Attention { .. }) if rows.are_alone() => vec![q, k, v],
         _ => vec![],
     }
 }
@@ -75,7 +75,7 @@ pub(crate) fn rope_attention(site: &Site<'_>, op: &Op, next: &Op) -> Option<Laun
     let AttentionItems { singles, tiles, .. } = site.layout.step.attention;
     // The result may lie where the op ahead still reads, or what this one reads.
     let apart = [q, k, v].iter().all(|rows| rows.region.is_apart(out.region));
-    let are_alone = site.layout.step.rows == StepRows::Alone && q.rows == k.rows && tiles == 0;
+    let are_alone = site.layout.step.rows.are_alone() && q.rows == k.rows && tiles == 0;
     if turned != q_out || attention.layer != layer || !site.is_read_once(q_out) || !apart || !are_alone {
         return None;
     }

@@ -7,7 +7,7 @@ use crate::kernels::experts::{Inputs, Routed, RowGroups};
 use crate::kernels::head_linear;
 use crate::kernels::mla_attention::{self, LatentWrite};
 use crate::kernels::sm90::expanded_attention::{self, HeadMatrices};
-use crate::kernels::sm90::gemm_experts;
+use crate::kernels::sm90::{gemm_experts, mla_cluster};
 use crate::launch::Launch;
 use crate::site::{DeviceRows, F32, LoadedPlan, Site, num_rows};
 use crate::step_input::{AttentionItems, StepRegions, StepRows, Tiles};
@@ -203,6 +203,43 @@ pub(crate) fn expanded(site: &Site<'_>, first: usize) -> Option<Vec<Vec<Launch>>
         launches[last].push(elementwise::launch(site, "select_outputs_f32", to, rows, None, out));
     }
     Some(launches)
+}
+
+/// Whether rows that attend to few positions may have a kernel of their own.
+pub(crate) fn has_near(loaded: &LoadedPlan<'_>) -> bool {
+    let is_latent = loaded.plan.kv_layers.iter().any(|layer| layer.latent().is_some());
+    is_latent && mla_cluster::is_here(&loaded.target.of("mla_attention"))
+}
+
+/// The launches of each of the ops of latent attention that begin at `first`, what stands between its projections: all in one, where
+/// each row is alone in its sequence and attends to few positions, nobody else reads what is between, and there is a kernel for it.
+pub(crate) fn in_one(site: &Site<'_>, first: usize) -> Option<Vec<Vec<Launch>>> {
+    let plan = site.loaded.plan;
+    let op = plan.ops.get(first)?;
+    let Op::LatentRopeWrite { q_nope, q_rope, layer, .. } = *op else { return None };
+    let of = latent_ops(plan, first + 1).filter(|of| of.selected.is_none())?;
+    let are_read_once = site.is_read_once(q_nope) && site.is_read_once(q_rope);
+    let follows = of.q == [q_nope, q_rope] && of.attention.layer == layer && are_read_once;
+    let write = write(site, op)?;
+    let out = site.place(of.out);
+    let is_apart = [write.q, write.kv].iter().all(|rows| rows.region.is_apart(out.region));
+    if !follows || !is_apart || site.layout.step.rows != StepRows::Near {
+        return None;
+    }
+    let HeadMatrices { keys, values } = of.matrices;
+    let launch = mla_cluster::launch(site, &write, site.place(q_rope), [keys, values], of.attention, out)?;
+    let mut launches = vec![vec![]; 1 + of.len];
+    launches[0].push(launch);
+    Some(launches)
+}
+
+/// The values that [`in_one`] reads until the last of its ops, and the place of that one, of each layer.
+pub(crate) fn read_by_all(rows: StepRows, plan: &Plan) -> Vec<(usize, [Value; 2])> {
+    let before = |layer: LatentOps<'_>| match *plan.ops.get(layer.first.checked_sub(1)?)? {
+        Op::LatentRopeWrite { q, kv, .. } if rows == StepRows::Near => Some((layer.end() - 1, [q, kv])),
+        _ => None,
+    };
+    layers(plan).filter_map(before).collect()
 }
 
 /// What stands between the projections of latent attention, and the matrices of heads on what no position turns, in one

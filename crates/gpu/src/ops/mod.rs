@@ -84,6 +84,9 @@ fn keep_operands(plan: &mut Plan, rows: StepRows, expanded: bool) {
         kept[at + 1].extend(attention::read_to_the_end(rows, &pair[0], &pair[1]));
         kept[at + 1].extend(latent::read_to_the_end(&pair[0], &pair[1]));
     }
+    for (last, values) in latent::read_by_all(rows, plan) {
+        kept[last].extend(values);
+    }
     for layer in latent::layers(plan).filter(|_| expanded) {
         kept[layer.end() - 1].extend(layer.q);
     }
@@ -122,8 +125,9 @@ pub(crate) fn lower(
         // Of the next op, which this one may be launched with.
         let next_writes = direct_operand(&site, index + 1);
         let expanded = || latent::expanded(&site, index);
+        let latent = || latent::in_one(&site, index);
         let experts = || moe::experts_in_one(&site, index, next_writes);
-        if let Some(of_ops) = (!keep).then(|| expanded().or_else(experts)).flatten() {
+        if let Some(of_ops) = (!keep).then(|| expanded().or_else(latent).or_else(experts)).flatten() {
             ops.extend(of_ops.into_iter().zip(index..).map(|(launches, op)| OpLaunches { op, launches }));
             continue;
         }

@@ -112,6 +112,11 @@ const WHY: &[(&str, &str)] = &[
       a cluster folds the splits through group memory",
     ),
     (
+        "mla_cluster_*",
+        "one row or two that attend to up to 1,024 positions, on Hopper: three launches take longer to begin and to end than \
+      all that they read, so a cluster computes a few heads from their queries to their results",
+    ),
+    (
         "prompt_attention_d#",
         "many rows of a sequence on Hopper: arithmetic bounds it, so products run on matrix \
       instructions of four SIMD groups",
@@ -240,11 +245,13 @@ fn rows_in_words(places: &[usize]) -> String {
 
 /// What computes the ops of a step, by op: the kernels, or that the launch ahead computes it too.
 fn kernels_of_step(loaded: &LoadedPlan<'_>, shape: StepShape) -> BTreeMap<&'static str, BTreeSet<String>> {
-    let layout = ops::lay_out(loaded, shape.bucket(), StepRows::of_shape(shape));
-    let regions = [(6, layout.bytes), (7, layout.step.bytes()), (8, layout.messages)];
-    let regions = regions.map(|(kind, bytes)| nowhere(kind, bytes));
     let mut found: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
-    for of_op in ops::lower(loaded, &layout, regions, false) {
+    let launches = StepRows::all_of_shape(shape, ops::latent::has_near(loaded)).flat_map(|rows| {
+        let layout = ops::lay_out(loaded, shape.bucket(), rows);
+        let regions = [(6, layout.bytes), (7, layout.step.bytes()), (8, layout.messages)];
+        ops::lower(loaded, &layout, regions.map(|(kind, bytes)| nowhere(kind, bytes)), false)
+    });
+    for of_op in launches {
         let mut kernels: Vec<_> = of_op.launches.iter().map(|launch| pattern_of(launch.kernel)).collect();
         kernels.dedup();
         let kernels = match kernels.is_empty() {

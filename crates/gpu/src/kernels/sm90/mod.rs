@@ -7,4 +7,5 @@ pub(crate) mod experts_mma;
 pub(crate) mod gemm;
 pub(crate) mod gemm_experts;
 pub(crate) mod gemm_narrow;
+pub(crate) mod mla_cluster;
 pub(crate) mod prompt_attention;
