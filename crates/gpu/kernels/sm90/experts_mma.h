@@ -62,7 +62,7 @@ enum {
   SLAB_TILES_MAX = 64,   // that the slabs of a group are of
   SLAB_ALL_TILES = 160,  // up to so many all groups have all of them
   SLAB_PAIRS_MAX = SLAB_TILES_MAX * 16,
-  SLAB_HEADER = 15360,
+  SLAB_HEADER = 16384,
   SLAB_WEIGHTS = SLAB_ROWS * 128,  // bytes of a stage
   SLAB_SUMS = SLAB_SIMDS * SIMD * 16  // bytes of the sums of all threads for eight rows of x
 };
@@ -78,13 +78,15 @@ struct ExpertMmaGroup {
   unsigned long long summed[2][SLAB_SIMDS];  // a SIMD group has left what it made of a slab that another began, of each projection
   u32x4 tiles[SLAB_ALL_TILES];
   i32 pairs[SLAB_PAIRS_MAX], sources[SLAB_PAIRS_MAX];  // of the rows of these tiles
-  // Of expert_mma_pair: the choice, and of gated units and of down projections the group's share, and where each SIMD group begins.
-  RouteRowsGroup route;
+  // Of expert_mma_pair: the experts of all pairs, the rows of each expert, and of gated units and of down projections the group's share,
+  // and where each SIMD group begins.
+  i32 expert[ROUTE_PAIRS_MAX];
+  u32 rows_of[SLAB_ALL_TILES];
   SlabShare share[2];
   SlabCursor first[2][SLAB_SIMDS];
   i32 num_tiles;
-  unsigned char fill[SLAB_HEADER - 8 * SLAB_SIMDS * (SLAB_STAGES_MAX + 2) - 16 * SLAB_ALL_TILES - 8 * SLAB_PAIRS_MAX - sizeof(RouteRowsGroup) -
-                     2 * sizeof(SlabShare) - 2 * SLAB_SIMDS * sizeof(SlabCursor) - 4];
+  unsigned char fill[SLAB_HEADER - 8 * SLAB_SIMDS * (SLAB_STAGES_MAX + 2) - 16 * SLAB_ALL_TILES - 8 * SLAB_PAIRS_MAX -
+                     4 * ROUTE_PAIRS_MAX - 4 * SLAB_ALL_TILES - 2 * sizeof(SlabShare) - 2 * SLAB_SIMDS * sizeof(SlabCursor) - 4];
   unsigned char stages[16];  // weights of all stages, their scales, and sums
 };
 static_assert(SLAB_HEADER % 1024 == 0 && FIELD_OFFSET(ExpertMmaGroup, stages) == SLAB_HEADER, "copies of weights begin on 1024 bytes");
@@ -100,8 +102,8 @@ template <class W> struct SlabHalves {
   static PART i32 x_place(i32 t) { return 2 * t; }
   static PART u32 place(i32 lane) { return (lane / 4) * 128 + ((lane % 4 * 2) ^ (lane / 4)) * 16; }
   static PART u32 scales_place(i32 lane) { return 0; }
-  static PART i32 scales_begin(i32 k) { return 0; }
-  static PART u32 scales_inside(i32 k) { return 0; }
+  static PART u32 scales_begin(u32 k) { return 0; }
+  static PART u32 scales_inside(u32 k) { return 0; }
   static PART Unit unit(u32 at, i32 t) { return {0}; }
   PART void load(u32 at, THREAD const Unit& low, THREAD const Unit& high, i32 block, i32 t) {
     UNROLL for (i32 i = 0; i < 2; i++) {
@@ -139,8 +141,8 @@ template <class W> struct SlabBytes : SlabCodes<W> {
   static PART i32 x_place(i32 t) { return 2 * t; }
   static PART u32 place(i32 lane) { return NarrowBytes<W>::weights(0, lane); }
   static PART u32 scales_place(i32 lane) { return NarrowBytes<W>::scales(LINE, 0, lane); }
-  static PART i32 scales_begin(i32 k) { return k / 256 * 16; }
-  static PART u32 scales_inside(i32 k) { return k / 128 % 2 * 8; }
+  static PART u32 scales_begin(u32 k) { return k / 256 * 16; }
+  static PART u32 scales_inside(u32 k) { return k / 128 % 2 * 8; }
   static PART Unit unit(u32 at, i32 t) { return {at}; }
   PART void load(u32 at, THREAD const Unit& unit_low, THREAD const Unit& unit_high, i32 block, i32 t) {
     const u32 from = at ^ block * 64;
@@ -157,8 +159,8 @@ template <class W> struct SlabHalfBytes : SlabCodes<W> {
   static PART i32 x_place(i32 t) { return t / 2 * 4 + t % 2; }
   static PART u32 place(i32 lane) { return NarrowHalfBytes<W>::weights(0, lane); }
   static PART u32 scales_place(i32 lane) { return NarrowHalfBytes<W>::scales(LINE, 0, lane); }
-  static PART i32 scales_begin(i32 k) { return narrow_scales_begin<W>(k / 256); }
-  static PART u32 scales_inside(i32 k) { return k / 256 * i32(NarrowScales<W>::OF_256) - scales_begin(k); }
+  static PART u32 scales_begin(u32 k) { return k / 256 * u32(NarrowScales<W>::OF_256) / 16 * 16; }
+  static PART u32 scales_inside(u32 k) { return k / 256 * u32(NarrowScales<W>::OF_256) - scales_begin(k); }
   static PART Unit unit(u32 at, i32 t) { return NarrowHalfBytes<W>::unit(at, t); }
   PART void load(u32 at, THREAD const Unit& unit_low, THREAD const Unit& unit_high, i32 block, i32 t) {
     const u32 from = at ^ block * 32;
@@ -196,7 +198,7 @@ FN void slab_ask(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD SlabC
   if (next.left == 0) return;
   const u32 barrier = ring.full + next.slot * 8, to = ring.weights + next.slot * SLAB_WEIGHTS;
   const u32 scales_to = ring.scales + next.slot * (SLAB_ROWS * i32(Step::SCALES));
-  const i32 expert = (i32)g.tiles[next.tile].x, k = next.k / W::PACK, scales = Step::scales_begin(next.k) / 2;
+  const i32 expert = (i32)g.tiles[next.tile].x, k = i32(u32(next.k) / W::PACK), scales = i32(Step::scales_begin(u32(next.k)) / 2);
   if (one_lane(lane)) {
     barrier_expect(barrier, SLAB_ROWS * (128 + i32(Step::SCALES)));
     if (GLU) copy_tile_5d(to, p.weight, barrier, k, 0, 0, next.slab, expert);
@@ -350,7 +352,7 @@ FN void slab_run(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, THREAD const
     Step step;
     barrier_wait(at.ring.full + own.slot * 8, parity);
     const u32 weights = at.weights + own.slot * SLAB_WEIGHTS;
-    const u32 scales = at.scales + own.slot * (SLAB_ROWS * i32(Step::SCALES)) + Step::scales_inside(own.k);
+    const u32 scales = at.scales + own.slot * (SLAB_ROWS * i32(Step::SCALES)) + Step::scales_inside(u32(own.k));
     const typename Step::Unit low = Step::unit(scales, quarter), high = Step::unit(scales + 8 * i32(Step::LINE), quarter);
     UNROLL for (i32 block = 0; block < BLOCKS; block++) {
       step.load(weights, low, high, block, quarter);
@@ -474,36 +476,72 @@ FN void expert_mma(CONST ExpertMmaParams& p, GROUP ExpertMmaGroup& g, Lane t) {
   slab_runs<W, T, GLU>(p, g, at, share, own, next, parity, ask, t);
 }
 
-// The lists of all rows and tiles, in group memory, which follow from the logits, and the shares.
+// The lists of all rows and tiles, in group memory, which follow from the logits, and the shares. A row has an expert once, so that the
+// rows of an expert are the bits of a word. SLAB_EXPERTS: those of a lane, one after another. SLAB_CHOSEN: rows of a SIMD group, at most.
+enum { SLAB_EXPERTS = SLAB_ALL_TILES / SIMD, SLAB_CHOSEN = 2, SLAB_TILE_ONE = 65536 };
+template <i32 T>
 FN void slab_lists(CONST ExpertPairParams& pair, GROUP ExpertMmaGroup& g, i32 k_of_stage, Lane t) {
-  CONST RouteRowsParams& p = pair.route;
-  const i32 own = t.simd * SIMD + t.lane, slots = route_slots(p.route.router), rows = p.route.rows[0];
-  for (i32 row = t.simd; row < rows; row += t.simds) {
-    f32 logit[4];
-    route_logits<4>(p.route, logit, row, t.lane);
-    const i32 id = route_ids<4>(p.route.router, logit, t.lane);
-    if (t.lane < slots) g.route.expert[row * slots + t.lane] = id;
+  CONST RouteParams& r = pair.route.route;
+  const i32 slots = route_slots(r.router), rows = r.rows[0];
+  f32 logit[SLAB_CHOSEN][4];
+  i32 id[SLAB_CHOSEN];
+  UNROLL for (i32 i = 0; i < SLAB_CHOSEN; i++)
+    if (t.simd + i * SLAB_SIMDS < rows) route_logits<4>(r, logit[i], t.simd + i * SLAB_SIMDS, t.lane);
+  UNROLL for (i32 i = 0; i < SLAB_CHOSEN; i++) {
+    const i32 row = t.simd + i * SLAB_SIMDS;
+    if (row >= rows) continue;
+    id[i] = route_ids<4>(r.router, logit[i], t.lane);
+    if (t.lane < slots) {
+      g.expert[row * slots + t.lane] = id[i];
+      atomicOr(&g.rows_of[id[i]], 1u << row);
+    }
   }
   group_barrier();
-  const RowsOfExpert of = route_rows_found(p.route, g.route, rows, p.tile_rows, t);
-  if (own == 0) g.num_tiles = of.all_tiles;
-  // Two SIMD groups find where all of them begin, and of the last, which have no experts.
-  if (t.simd >= SLAB_SIMDS - 2) {
-    const i32 which = t.simd - (SLAB_SIMDS - 2), slabs = which ? pair.downs.slabs : pair.units.slabs, k = which ? pair.downs.k : pair.units.k;
-    const SlabShare share = slab_group_share(of.all_tiles * slabs, (k + k_of_stage - 1) / k_of_stage, t.gx);
+  // Where the rows of a lane's experts begin, and above that in the same word where their tiles do: those of the experts before are added up.
+  u32 rows_of[SLAB_EXPERTS];
+  i32 begin[SLAB_EXPERTS], end = 0;
+  UNROLL for (i32 e = 0; e < SLAB_EXPERTS; e++) {
+    rows_of[e] = g.rows_of[t.lane * SLAB_EXPERTS + e];
+    begin[e] = end;
+    const i32 count = __popc(rows_of[e]);
+    end += count + (count + T - 1) / T * SLAB_TILE_ONE;
+  }
+  i32 before = end;
+  UNROLL for (i32 d = 1; d < SIMD; d *= 2) {
+    const i32 lower = shuffle(before, t.lane >= d ? t.lane - d : t.lane);
+    if (t.lane >= d) before += lower;
+  }
+  const i32 num_tiles = shuffle(before, SIMD - 1) / SLAB_TILE_ONE;
+  before -= end;
+  UNROLL for (i32 i = 0; i < SLAB_CHOSEN; i++) {
+    const i32 row = t.simd + i * SLAB_SIMDS;
+    if (row >= rows) continue;
+    const i32 of_lane = t.lane < slots ? id[i] / SLAB_EXPERTS : 0, which = id[i] - of_lane * SLAB_EXPERTS;
+    i32 place = 0;
+    UNROLL for (i32 e = 0; e < SLAB_EXPERTS; e++) {
+      const i32 first = shuffle(before + begin[e], of_lane);
+      place = which == e ? first : place;
+    }
+    if (t.lane >= slots) continue;
+    place = place % SLAB_TILE_ONE + __popc(g.rows_of[id[i]] & ((1u << row) - 1));
+    g.pairs[place] = row * slots + t.lane;
+    g.sources[place] = row;
+  }
+  // The last three SIMD groups, which have no rows where there are up to 21: one lists tiles, and two find where all of them begin.
+  if (t.simd == SLAB_SIMDS - 1) {
+    if (t.lane == 0) g.num_tiles = num_tiles;
+    UNROLL for (i32 e = 0; e < SLAB_EXPERTS; e++) {
+      const i32 first = (before + begin[e]) % SLAB_TILE_ONE, count = __popc(rows_of[e]);
+      i32 tile = (before + begin[e]) / SLAB_TILE_ONE;
+      for (i32 from = 0; from < count; from += T)
+        g.tiles[tile++] = make16(u32(t.lane * SLAB_EXPERTS + e), u32(first + from), u32(first + mini(from + T, count)), 0);
+    }
+  } else if (t.simd >= SLAB_SIMDS - 3) {
+    const i32 which = t.simd - (SLAB_SIMDS - 3), slabs = which ? pair.downs.slabs : pair.units.slabs, k = which ? pair.downs.k : pair.units.k;
+    const SlabShare share = slab_group_share(num_tiles * slabs, (k + k_of_stage - 1) / k_of_stage, t.gx);
     if (t.lane == 0) g.share[which] = share;
     if (t.lane < SLAB_SIMDS) g.first[which][t.lane] = slab_begin(share, slabs, 0, k_of_stage, t.lane, 0, which == 1);
   }
-  for (i32 i = 0, from = of.first; i < of.tiles; i++, from += p.tile_rows)
-    g.tiles[of.first_tile + i] = make16(u32(own), u32(from), u32(mini(from + p.tile_rows, of.first + of.count)), 0);
-  i32 place = of.first;
-  UNROLL for (i32 w = 0; w < ROUTE_PAIRS_MAX / 32; w++)
-    for (u32 left = of.has[w]; left != 0; left &= left - 1) {
-      const i32 pair = w * 32 + lowest_bit(left);
-      g.pairs[place] = pair;
-      g.sources[place] = pair / slots;
-      place++;
-    }
   group_barrier();
 }
 
@@ -579,14 +617,14 @@ FN void expert_mma_pair(CONST ExpertPairParams& p, GROUP ExpertMmaGroup& g, Lane
   const i32 thread = t.simd * SIMD + t.lane, stages = p.units.stages;
   let_next_start();
   SlabPlace at = slab_place<W>(g, stages, t);
-  if (thread < ROUTE_PAIRS_MAX) g.route.expert[thread] = -1;
+  if (thread < SLAB_ALL_TILES) g.rows_of[thread] = 0;
   if (thread == 0) prefetch_map(p.units.weight);
   if (thread == SIMD) prefetch_map(p.downs.weight);
   if (thread == 2 * SIMD && W::IN_REGISTERS) prefetch_map(p.units.scale_tiles);
   if (thread == 3 * SIMD && W::IN_REGISTERS) prefetch_map(p.downs.scale_tiles);
   group_barrier();
   wait_for_previous();
-  slab_lists(p, g, K, t);
+  slab_lists<T>(p, g, K, t);
   const SlabPairAsk<W> ask = {p};
   SlabCursor own = g.first[0][t.simd], next = own;
   const Ptr<u32x4> x = reinterpret_cast<u32x4*>(g.stages + SLAB_SIMDS * stages * (SLAB_WEIGHTS + SLAB_ROWS * i32(SlabStep<W>::SCALES)) + SLAB_SUMS * (T / 8));
@@ -613,7 +651,7 @@ FN void expert_mma_pair(CONST ExpertPairParams& p, GROUP ExpertMmaGroup& g, Lane
     for (i32 row = t.gx; row < p.route.route.rows[0]; row += (i32)gridDim.x) {
       f32 logit[4];
       route_logits<4>(p.route.route, logit, row, t.lane);
-      const i32 slots = route_slots(p.route.route.router), id = t.lane < slots ? g.route.expert[row * slots + t.lane] : 0;
+      const i32 slots = route_slots(p.route.route.router), id = t.lane < slots ? g.expert[row * slots + t.lane] : 0;
       route_leave(p.route.route, row, route_weights<4>(p.route.route.router, logit, id, t.lane), t.lane);
     }
   } else {

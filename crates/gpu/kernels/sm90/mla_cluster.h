@@ -10,7 +10,7 @@
 // Grid      (MLA_RANKS · ceil(heads / heads of a cluster), items).
 // Messages  barriers in group memory count the bytes that others send. Barriers of whole clusters would take a fence each.
 // Bytes     the matrices of all heads, once a row, and the rows of the positions, once for the heads of a cluster.
-// Accuracy  as mla_attention.h.
+// Accuracy  as mla_attention.h. Codes of a byte are multiplied as whole numbers, by rows of 15 bits with a scale for 32 numbers.
 // Order     a row's positions are cut into MLA_RANKS splits of whole tiles, which are folded in order.
 struct MlaClusterParams {
   HeadLinearParams keys;    // q_nope is their x: `write` says where it comes from, and nobody stores what comes of it
@@ -34,19 +34,31 @@ enum {
   MLA_TURNS = (MLA_ROW - MLA_DIM) / 2
 };
 
-struct MlaClusterGroup {
+// A row that weights of W are multiplied by: f32, in the order in which lanes read it. For codes of a byte it is blocks of 32 whole numbers of
+// 128 high + low and what these are multiplied by: the high bytes of four numbers, and then their low ones.
+template <class W, i32 LEN> struct MlaRow { enum { BYTES = LEN * 4 }; f32 v[LEN]; };
+template <i32 LEN> struct MlaRow<WeightQ8_0, LEN> { enum { BYTES = LEN * 2 + LEN / 8 }; u32 v[LEN / 2]; f32 scale[LEN / 32]; };
+#define MLA_LARGEST 16256.f  // 127 · 128
+
+struct MlaBytes { i32 high, low; };
+FN MlaBytes mla_bytes(f32 v) {
+  const i32 whole = __float2int_rn(v), high = (whole + 64) >> 7;
+  return {high, whole - high * 128};
+}
+
+template <class W> struct MlaClusterGroup {
   union {
     u32x4 q[MLA_HEADS + 1][MLA_CHUNKS + 1];  // in the last place, the row that this step adds to the cache
     f32 scores[MLA_QUARTERS][MLA_HEADS][MLA_STRIDE];
   };
   u32x4 tile[MLA_TILE][MLA_CHUNKS + 1];
   union {
-    f32 nope[MLA_HEADS][256];                    // in the order in which lanes read it; the others need what comes of it before they send
+    MlaRow<W, 256> nope[MLA_HEADS];              // the others need what comes of it before they send
     f32 parts[MLA_RANKS][MLA_HEADS][MLA_SLICE];  // of each split, the slice of this group
   };
   union {
-    f32 latent[MLA_HEADS][MLA_DIM];    // which this group has read before it sends parts
-    f32 attended[MLA_HEADS][MLA_DIM];  // in the order in which lanes read it
+    f32 latent[MLA_HEADS][MLA_DIM];  // which this group has read before it sends parts
+    MlaRow<W, MLA_DIM> attended[MLA_HEADS];
   };
   f32 turned[MLA_HEADS][MLA_ROW - MLA_DIM];
   f32x2 stats[MLA_RANKS][MLA_HEADS];  // the maximum that parts refer to, and the sum of their weights
@@ -54,7 +66,7 @@ struct MlaClusterGroup {
   u32 weights[MLA_HEADS][MLA_TILE / 2 + 4];  // pairs of positions
   f32 scale[MLA_HEADS], keep[MLA_HEADS], sums[MLA_SIMDS];
 };
-static_assert(sizeof(MlaClusterGroup) <= 97 * 1024, "as in mla_cluster.rs");
+static_assert(sizeof(MlaClusterGroup<WeightF16>) <= 97 * 1024, "as in mla_cluster.rs");
 static_assert(sizeof(f32[MLA_QUARTERS][MLA_HEADS][MLA_STRIDE]) <= sizeof(u32x4[MLA_HEADS][MLA_CHUNKS + 1]), "scores leave the row in the last place");
 
 // What a group works on.
@@ -89,10 +101,10 @@ FN void mla_load(THREAD HeadTile<W, J>& tile, CONST HeadLinearParams& p, i32 hea
 }
 
 // The product of that row and of one in group memory, in all of its lanes.
-template <class W, i32 J, i32 LANES>
-FN f32 mla_product(THREAD const HeadTile<W, J>& tile, CONST HeadLinearParams& p, GROUP const f32* x, i32 head, i32 row, i32 lane) {
+template <i32 LANES, class W, i32 J, i32 LEN>
+FN f32 mla_product(THREAD const HeadTile<W, J>& tile, CONST HeadLinearParams& p, GROUP const MlaRow<W, LEN>& x, i32 head, i32 row, i32 lane) {
   enum { V = W::LEN / 4 };
-  const u32 from = group_address(x) + lane % LANES * 16;
+  const u32 from = group_address(x.v) + lane % LANES * 16;
   f32 sum = 0;
   UNROLL for (i32 j = 0; j < J; j++) {
     f32 w[W::LEN], v[W::LEN];
@@ -107,10 +119,38 @@ FN f32 mla_product(THREAD const HeadTile<W, J>& tile, CONST HeadLinearParams& p,
   if (HasMatrixScale<W>::VALUE) sum *= p.matrix_scales[head];
   return given(p.bias) ? sum + p.bias[i64(head) * p.bias_stride + row] : sum;
 }
+template <i32 LANES, i32 J, i32 LEN>
+FN f32 mla_product(THREAD const HeadTile<WeightQ8_0, J>& tile, CONST HeadLinearParams& p, GROUP const MlaRow<WeightQ8_0, LEN>& x, i32 head, i32 row, i32 lane) {
+  // A chunk has 16 numbers, half of a block.
+  const u32 from = group_address(x.v) + lane % LANES * 32, scales = group_address(x.scale) + lane % LANES / 2 * 4;
+  f32 sum = 0;
+  UNROLL for (i32 j = 0; j < J; j++) {
+    const u32x4 a = load_group_bits(from + j * LANES * 32), b = load_group_bits(from + j * LANES * 32 + 16), codes = tile.chunk[j].codes;
+    i32 high = dot_i8x4(codes.x, a.x, 0), low = dot_i8x4(codes.x, a.y, 0);
+    high = dot_i8x4(codes.y, a.z, high); low = dot_i8x4(codes.y, a.w, low);
+    high = dot_i8x4(codes.z, b.x, high); low = dot_i8x4(codes.z, b.y, low);
+    high = dot_i8x4(codes.w, b.z, high); low = dot_i8x4(codes.w, b.w, low);
+    sum = fma32(f32(high * 128 + low), to_f32(tile.chunk[j].scale) * load_group_scalar(scales + j * (LANES * 2)), sum);
+  }
+  sum = sum_lanes<LANES>(sum);
+  return given(p.bias) ? sum + p.bias[i64(head) * p.bias_stride + row] : sum;
+}
+
+// Puts number k of a row there. A SIMD group has a block.
+template <i32 LANES, class W, i32 LEN> FN void mla_store(GROUP MlaRow<W, LEN>& x, i32 k, f32 v, i32 lane) { x.v[mla_place<W::LEN, LANES>(k)] = v; }
+template <i32 LANES, i32 LEN> FN void mla_store(GROUP MlaRow<WeightQ8_0, LEN>& x, i32 k, f32 v, i32 lane) {
+  const f32 most = max_lanes<SIMD>(abs32(v));
+  const MlaBytes bytes = mla_bytes(most > 0 ? v * (MLA_LARGEST / most) : 0.f);
+  signed char* const to = reinterpret_cast<signed char*>(x.v) + k / 4 * 8 + k % 4;
+  to[0] = (signed char)bytes.high;
+  to[4] = (signed char)bytes.low;
+  if (lane == 0) x.scale[k / 32] = most / MLA_LARGEST;
+}
 
 // Asks for the positions from `begin` on, of which each SIMD group has eight. In the place of positions that were not there before this
 // step comes the last that was.
-FN void mla_cluster_ask(CONST AttentionParams<f16>& a, Ptr<const i32> table, THREAD const MlaClusterWork& w, i32 begin, GROUP MlaClusterGroup& g, Lane t) {
+template <class G>
+FN void mla_cluster_ask(CONST AttentionParams<f16>& a, Ptr<const i32> table, THREAD const MlaClusterWork& w, i32 begin, GROUP G& g, Lane t) {
   static_assert(MLA_TILE == 8 * MLA_SIMDS, "a SIMD group has eight positions of a tile");
   const i32 slot = attention_slot(a, table, 0, maxi(mini(begin + t.simd * 8 + t.lane % 8, w.position - 1), 0));
   const Ptr<const u32x4> cache = vectors16(a.keys);
@@ -147,7 +187,8 @@ enum { MLA_NEWEST = MLA_DIM / MLA_THREADS };
 struct MlaNewest { i32 columns[MLA_NEWEST]; f32 gain[MLA_NEWEST], v[MLA_NEWEST]; i32 slot; };
 
 // Its latent numbers, whose squares are added up at the next barrier.
-FN void mla_newest_load(THREAD MlaNewest& newest, Ptr<const f32> kv, GROUP MlaClusterGroup& g, Lane t) {
+template <class G>
+FN void mla_newest_load(THREAD MlaNewest& newest, Ptr<const f32> kv, GROUP G& g, Lane t) {
   f32 squares = 0;
   UNROLL for (i32 j = 0; j < MLA_NEWEST; j++) newest.v[j] = kv[newest.columns[j]];
   UNROLL for (i32 j = 0; j < MLA_NEWEST; j++) squares = fma32(newest.v[j], newest.v[j], squares);
@@ -155,8 +196,9 @@ FN void mla_newest_load(THREAD MlaNewest& newest, Ptr<const f32> kv, GROUP MlaCl
   if (t.lane == 0) g.sums[t.simd] = squares;
 }
 // Puts the row in group memory, and in the cache where `writes`; a pair of its turned numbers where `turns`.
+template <class G>
 FN void mla_newest_row(CONST LatentRopeWriteParams<f16>& p, THREAD const MlaNewest& newest, bool turns, RopePair pair, f32x2 turned, bool writes,
-                       GROUP MlaClusterGroup& g, Lane t) {
+                       GROUP G& g, Lane t) {
   f32 squares = 0;
   UNROLL for (i32 s = 0; s < MLA_SIMDS; s++) squares += g.sums[s];
   const f32 scale = inv_sqrt(squares / f32(p.dim) + p.eps);
@@ -179,7 +221,8 @@ FN void mla_newest_row(CONST LatentRopeWriteParams<f16>& p, THREAD const MlaNewe
 }
 
 // Each SIMD group rounds the queries of a head, as mla_queries does.
-FN void mla_cluster_queries(CONST AttentionParams<f16>& a, THREAD const MlaClusterWork& w, GROUP MlaClusterGroup& g, Lane t) {
+template <class G>
+FN void mla_cluster_queries(CONST AttentionParams<f16>& a, THREAD const MlaClusterWork& w, GROUP G& g, Lane t) {
   const i32 h = t.simd;
   if (h >= w.heads) return;  // the whole SIMD group
   f32x4 v[6];
@@ -198,12 +241,14 @@ FN void mla_cluster_queries(CONST AttentionParams<f16>& a, THREAD const MlaClust
 // A SIMD group has a quarter of the numbers that are multiplied, of all heads, and half of the positions of the tile. Two steps of 16
 // numbers come at once; of the last, one. An instruction takes eight heads: the others are the same ones again.
 struct MlaClusterQueries { u32 b[(MLA_STEPS + 1) / 2][4]; };
-FN void mla_cluster_load_queries(THREAD MlaClusterQueries& q, GROUP const MlaClusterGroup& g, Lane t) {
+template <class G>
+FN void mla_cluster_load_queries(THREAD MlaClusterQueries& q, GROUP const G& g, Lane t) {
   const i32 from = t.simd % MLA_QUARTERS * (MLA_STEPS * 2);
   UNROLL for (i32 k = 0; k < (MLA_STEPS + 1) / 2; k++) load_matrices(q.b[k], g.q[t.lane % 8 % MLA_HEADS][mini(from + k * 4 + t.lane / 8, MLA_CHUNKS - 1)]);
 }
 
-FN void mla_cluster_scores(THREAD const MlaClusterQueries& q, GROUP MlaClusterGroup& g, Lane t) {
+template <class G>
+FN void mla_cluster_scores(THREAD const MlaClusterQueries& q, GROUP G& g, Lane t) {
   const i32 matrix = t.lane / 8, line = t.lane % 8, quarter = t.simd % MLA_QUARTERS, half = t.simd / MLA_QUARTERS * 32;
   f32 c[2][4];
   UNROLL for (i32 m = 0; m < 2; m++)
@@ -221,7 +266,8 @@ FN void mla_cluster_scores(THREAD const MlaClusterQueries& q, GROUP MlaClusterGr
 
 // SIMD group h makes weights of the scores of head h: a lane has two positions of those from `begin` on, of which those from `end` on are
 // not there. `top` is the maximum so far, and `sum` the lane's part of the sum of the weights.
-FN void mla_cluster_weights(GROUP MlaClusterGroup& g, i32 begin, i32 end, THREAD f32& top, THREAD f32& sum, Lane t) {
+template <class G>
+FN void mla_cluster_weights(GROUP G& g, i32 begin, i32 end, THREAD f32& top, THREAD f32& sum, Lane t) {
   if (t.simd >= MLA_HEADS) return;  // the whole SIMD group
   f32 low = 0, high = 0;
   UNROLL for (i32 quarter = 0; quarter < MLA_QUARTERS; quarter++) {
@@ -244,7 +290,8 @@ FN void mla_cluster_weights(GROUP MlaClusterGroup& g, i32 begin, i32 end, THREAD
 // A SIMD group has 64 latent numbers of all heads, in four pieces of 16, as a matrix instruction leaves them: a lane those of heads
 // lane % 4 · 2 and the next, where there are such.
 struct MlaClusterSums { f32 acc[4][4]; };
-FN void mla_cluster_values(THREAD MlaClusterSums& s, GROUP const MlaClusterGroup& g, bool first, Lane t) {
+template <class G>
+FN void mla_cluster_values(THREAD MlaClusterSums& s, GROUP const G& g, bool first, Lane t) {
   enum { STEPS = MLA_TILE / 16 };
   const i32 head = t.lane / 4 % MLA_HEADS, matrix = t.lane / 8, line = t.lane % 8, low_head = t.lane % 4 * 2 % MLA_HEADS;
   if (!first) {
@@ -267,7 +314,8 @@ FN void mla_cluster_values(THREAD MlaClusterSums& s, GROUP const MlaClusterGroup
 FN i32 mla_part_place(i32 d) { return d % 8 * 8 + d / 8; }
 
 // Four numbers that follow each other in the parts of a head, folded from the splits of the cluster.
-FN AttentionState mla_cluster_folded(GROUP const MlaClusterGroup& g, i32 h, i32 v) {
+template <class G>
+FN AttentionState mla_cluster_folded(GROUP const G& g, i32 h, i32 v) {
   AttentionState all = attention_nothing();
   f32x2 stat[MLA_RANKS];
   UNROLL for (i32 j = 0; j < MLA_RANKS; j++) {
@@ -286,9 +334,53 @@ FN AttentionState mla_cluster_folded(GROUP const MlaClusterGroup& g, i32 h, i32 
   return all;
 }
 
+// Folds the parts of the slice of this group, and sends what that makes to all groups of the cluster.
+template <class W>
+FN void mla_cluster_send(GROUP MlaClusterGroup<W>& g, THREAD const MlaClusterWork& w, u32 come, Lane t) {
+  // A thread sends four numbers to one of the groups.
+  for (i32 i = t.simd * SIMD + t.lane; i < w.heads * (MLA_SLICE / 4) * MLA_RANKS; i += MLA_THREADS) {
+    const i32 to = i % MLA_RANKS, item = i / MLA_RANKS, h = item / (MLA_SLICE / 4), v = item % (MLA_SLICE / 4);
+    const AttentionState all = mla_cluster_folded(g, h, v);
+    const f32 scale = 1.f / all.sum, numbers[4] = {all.acc.x * scale, all.acc.y * scale, all.acc.z * scale, all.acc.w * scale};
+    UNROLL for (i32 j = 0; j < 4; j++) {
+      const i32 d = (v % 2 * 4 + j) * 8 + v / 2;  // that lies at place 4 v + j
+      send_to(group_address(&g.attended[h].v[mla_place<W::LEN, 8>(w.rank * MLA_SLICE + d)]), come, to, numbers[j]);
+    }
+  }
+}
+FN void mla_cluster_send(GROUP MlaClusterGroup<WeightQ8_0>& g, THREAD const MlaClusterWork& w, u32 come, Lane t) {
+  // Two SIMD groups have a block of a head, and send it to four groups each: a lane has four numbers that follow each other.
+  for (i32 unit = t.simd / 2; unit < w.heads * 2; unit += MLA_SIMDS / 2) {
+    const i32 h = unit / 2, to = t.simd % 2 * 4 + t.lane % 4, first = unit % 2 * 32 + t.lane / 4 * 4;
+    f32x2 stats[MLA_RANKS];
+    f32 n[4] = {0.f, 0.f, 0.f, 0.f}, top = ATTENTION_NONE, sum = 0.f;
+    UNROLL for (i32 r = 0; r < MLA_RANKS; r++) {
+      stats[r] = load_group_pair(group_address(&g.stats[r][h]));
+      top = max32(top, stats[r].x);
+    }
+    UNROLL for (i32 r = 0; r < MLA_RANKS; r++) {
+      const f32 keep = exp2_32(stats[r].x - top);
+      sum = fma32(stats[r].y, keep, sum);
+      UNROLL for (i32 e = 0; e < 4; e++) n[e] = fma32(g.parts[r][h][mla_part_place(first) + e * 8], keep, n[e]);
+    }
+    f32 most = max32(max32(abs32(n[0]), abs32(n[1])), max32(abs32(n[2]), abs32(n[3])));
+    UNROLL for (i32 d = 4; d < SIMD; d *= 2) most = max32(most, shuffle_xor(most, d));
+    const f32 by = most > 0 ? MLA_LARGEST / most : 0.f;
+    u32 high = 0, low = 0;
+    UNROLL for (i32 e = 0; e < 4; e++) {
+      const MlaBytes bytes = mla_bytes(n[e] * by);
+      high |= (u32(bytes.high) & 255u) << e * 8;
+      low |= (u32(bytes.low) & 255u) << e * 8;
+    }
+    const i32 at = w.rank * MLA_SLICE + first;
+    send_to(group_address(&g.attended[h].v[at / 2]), come, to, bits_to_f32(high), bits_to_f32(low));
+    if (t.lane < 4) send_to(group_address(&g.attended[h].scale[at / 32]), come, to, most / (MLA_LARGEST * sum));
+  }
+}
+
 // AHEAD: heads whose weights are asked for together, those of keys before the kernel ahead has ended.
 template <class W, i32 AHEAD>
-FN void mla_cluster(CONST MlaClusterParams& p, GROUP MlaClusterGroup& g, Lane t) {
+FN void mla_cluster(CONST MlaClusterParams& p, GROUP MlaClusterGroup<W>& g, Lane t) {
   enum {
     KEYS = (MLA_NOPE / W::LEN + 3) / 4, VALUES = MLA_DIM / W::LEN / 8,  // chunks of a lane
     NOPE = KEYS * 4 * W::LEN, NUMBERS = (MLA_HEADS * NOPE + MLA_THREADS - 1) / MLA_THREADS
@@ -310,7 +402,7 @@ FN void mla_cluster(CONST MlaClusterParams& p, GROUP MlaClusterGroup& g, Lane t)
     barriers_are_ready();
     barrier_expect(latent_come, w.heads * (MLA_DIM * 4));
     barrier_expect(parts_come, w.heads * MLA_RANKS * (MLA_SLICE * 4 + 8));
-    barrier_expect(attended_come, w.heads * (MLA_DIM * 4));
+    barrier_expect(attended_come, w.heads * i32(MlaRow<W, MLA_DIM>::BYTES));
   }
   simd_barrier();
   cluster_begin();
@@ -373,7 +465,7 @@ FN void mla_cluster(CONST MlaClusterParams& p, GROUP MlaClusterGroup& g, Lane t)
       if (w.has_newest) mla_newest_load(newest, kv_row, g, t);
       UNROLL for (i32 i = 0; i < NUMBERS; i++) {
         const i32 at = i * MLA_THREADS + own, h = at / NOPE;
-        if (h < w.heads) g.nope[h][mla_place<W::LEN, 4>(at % NOPE)] = numbers[i];
+        if (h < w.heads) mla_store<4>(g.nope[h], at % NOPE, numbers[i], t.lane);
       }
       if (turn_head < w.heads) {
         g.turned[turn_head][turn.pair.low] = turned.x;
@@ -387,7 +479,7 @@ FN void mla_cluster(CONST MlaClusterParams& p, GROUP MlaClusterGroup& g, Lane t)
       UNROLL for (i32 j = 0; j < AHEAD; j++) {
         const i32 h = base + j;
         if (h >= w.heads) continue;
-        const f32 y = mla_product<W, KEYS, 4>(keys[j], p.keys, g.nope[h], w.first_head + h, key_row, t.lane);
+        const f32 y = mla_product<4>(keys[j], p.keys, g.nope[h], w.first_head + h, key_row, t.lane);
         // Of eight numbers, four go to each group at once: a lane has four of them and one group.
         const i32 half = t.lane / 8 % 2;
         f32x4 four;
@@ -448,29 +540,20 @@ FN void mla_cluster(CONST MlaClusterParams& p, GROUP MlaClusterGroup& g, Lane t)
     if (t.lane < MLA_RANKS) send_to(group_address(&g.stats[w.rank][t.simd]), parts_come, t.lane, top - WEIGHT_SHIFT, sum);
   }
   barrier_wait(parts_come, 0);
-  // A thread sends four numbers to one of the groups.
-  for (i32 i = own; i < w.heads * (MLA_SLICE / 4) * MLA_RANKS; i += MLA_THREADS) {
-    const i32 to = i % MLA_RANKS, item = i / MLA_RANKS, h = item / (MLA_SLICE / 4), v = item % (MLA_SLICE / 4);
-    const AttentionState all = mla_cluster_folded(g, h, v);
-    const f32 scale = 1.f / all.sum, numbers[4] = {all.acc.x * scale, all.acc.y * scale, all.acc.z * scale, all.acc.w * scale};
-    UNROLL for (i32 j = 0; j < 4; j++) {
-      const i32 d = (v % 2 * 4 + j) * 8 + v / 2;  // that lies at place 4 v + j
-      send_to(group_address(&g.attended[h][mla_place<W::LEN, 8>(w.rank * MLA_SLICE + d)]), attended_come, to, numbers[j]);
-    }
-  }
+  mla_cluster_send(g, w, attended_come, t);
   barrier_wait(attended_come, 0);
   ROLL for (i32 base = 0; base < w.heads; base += AHEAD)
     UNROLL for (i32 j = 0; j < AHEAD; j++) {
       const i32 h = base + j;
       if (h >= w.heads) continue;
-      const f32 y = mla_product<W, VALUES, 8>(values[j], p.values, g.attended[h], w.first_head + h, value_read, t.lane);
+      const f32 y = mla_product<8>(values[j], p.values, g.attended[h], w.first_head + h, value_read, t.lane);
       if (is_output && t.lane % 8 == 0) p.values.y[i64(w.row) * p.values.y_stride + (w.first_head + h) * p.values.n + value_row] = y;
       if (h + AHEAD < w.heads) mla_load<W, VALUES, 8>(values[j], p.values, w.first_head + h + AHEAD, value_read, t.lane);
     }
 }
 
 // As attention_cluster.h: beside projections that stream.
-#define MLA_CLUSTER(FORMAT, W, AHEAD) KERNEL_BESIDE(mla_cluster_##FORMAT, MlaClusterParams, MlaClusterGroup, 256, 2, mla_cluster<W, AHEAD>)
+#define MLA_CLUSTER(FORMAT, W, AHEAD) KERNEL_BESIDE(mla_cluster_##FORMAT, MlaClusterParams, MlaClusterGroup<W>, 256, 2, mla_cluster<W, AHEAD>)
 MLA_CLUSTER(f16, WeightF16, 1)
 MLA_CLUSTER(bf16, WeightBF16, 1)
 MLA_CLUSTER(q8_0, WeightQ8_0, 2)

@@ -18,8 +18,14 @@ pub(super) const FACTS: Facts = Facts {
 };
 
 /// Magnitudes come from a table, by turns of the lower and the upper half of a word: activations lie accordingly.
-pub(super) const STREAMED: Streamed =
-    Streamed { layout: 4, scales_of_32: 2, scales_min: 128, rows_are_faster: false, ..Streamed::FOUR_BITS };
+pub(super) const STREAMED: Streamed = Streamed {
+    layout: 4,
+    scales_of_32: 2,
+    scales_min: 128,
+    rows_are_faster: false,
+    units_are_larger: true,
+    ..Streamed::FOUR_BITS
+};
 
 fn pack_row(row: FileRow<'_>, to: [&mut [u8]; 2]) {
     lay_out(row.blocks::<Block>().iter().map(|block| (block.codes, [block.exponent])), to);

@@ -14,7 +14,14 @@ pub(super) const FACTS: Facts = Facts {
     scales: Scales::of(16, 1),
     matrix_scale: Some(matrix_scale),
     pack_row,
-    streamed: Some(Streamed { layout: 5, scales_of_32: 4, scales_min: 256, has_short_rows: false, ..mxfp4::STREAMED }),
+    streamed: Some(Streamed {
+        layout: 5,
+        scales_of_32: 4,
+        scales_min: 256,
+        has_short_rows: false,
+        units_are_larger: false,
+        ..mxfp4::STREAMED
+    }),
     gemm: Some(Gemm::FOUR_BITS),
     ..q4_0::FACTS
 };

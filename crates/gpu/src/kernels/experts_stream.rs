@@ -90,6 +90,19 @@ impl ExpertsShape {
         Self { format: stack.first.format, n: stack.first.rows, k: stack.first.row_len, rows, slots }
     }
 
+    /// The down projections behind these gated units.
+    fn behind(self) -> Self {
+        Self { n: self.k, k: self.n, ..self }
+    }
+
+    /// Whether these down projections have the smaller share of group memory, and the gated units ahead of them the
+    /// larger one: where that is faster, and there is room for two stages.
+    fn is_smaller(self, target: &Target) -> bool {
+        let is_faster =
+            self.rows == 1 && self.format.facts().streamed.is_some_and(|streamed| streamed.units_are_larger);
+        is_faster && down_of_share(target, self, NORM_SHARE).is_some_and(|variant| variant.stages > 1)
+    }
+
     fn can_stream(self, target: &Target) -> bool {
         let workers = target.multiprocessors * THREADS as usize / 32;
         let slots = self.rows * self.slots;
@@ -112,7 +125,8 @@ pub(crate) fn glu_variant(target: &Target, shape: ExpertsShape) -> Option<Expert
         return None;
     }
     let format = StreamedFormat::new(shape.format, shape.k, 2)?;
-    let group_bytes = target.group_bytes_max as usize * NORM_SHARE / 100 / 1024 * 1024;
+    let share = if shape.behind().is_smaller(target) { PLAIN_SHARE } else { NORM_SHARE };
+    let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
     let (x_at, x_slot) = (HEADER[shape.rows - 1], format.x_bytes.next_multiple_of(128));
     let ring_at = x_at + shape.rows * x_slot;
     let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * 2 * format.plane())).min(STAGES_MAX);
@@ -125,6 +139,14 @@ pub(crate) fn down_variant(target: &Target, shape: ExpertsShape) -> Option<Exper
     if !shape.can_stream(target) {
         return None;
     }
+    let two_stages = |share| down_of_share(target, shape, share).filter(|variant| variant.stages > 1);
+    let smaller = two_stages(NORM_SHARE).filter(|_| shape.is_smaller(target));
+    let variant = smaller.or_else(|| two_stages(PLAIN_SHARE)).or_else(|| down_of_share(target, shape, WHOLE_SHARE));
+    variant.filter(|variant| variant.stages > 0)
+}
+
+/// The same in so many percent of group memory, though it may have no room for a stage.
+fn down_of_share(target: &Target, shape: ExpertsShape, share: usize) -> Option<ExpertsVariant> {
     let format = StreamedFormat::new(shape.format, shape.k, 1)?;
     let x_slot = format.x_bytes.next_multiple_of(128);
     let (x_at, slots) = (HEADER[shape.rows - 1], shape.rows * shape.slots);
@@ -133,13 +155,9 @@ pub(crate) fn down_variant(target: &Target, shape: ExpertsShape) -> Option<Exper
     // Short rows are multiplied several at once.
     let stage_rows = if format.stage_rows() > ROWS { ROWS } else { format.stage_rows() };
     let ring_at = (parts_at + slots * outputs * F32 as usize).next_multiple_of(128);
-    let of_share = |share: usize| {
-        let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
-        let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * format.plane())).min(STAGES_MAX);
-        Some(ExpertsVariant { stages, stage_rows, x_at, ring_at, x_slot, parts_at, group_bytes })
-    };
-    let two_stages = of_share(PLAIN_SHARE).filter(|variant| variant.stages > 1);
-    two_stages.or_else(|| of_share(WHOLE_SHARE)).filter(|variant| variant.stages > 0)
+    let group_bytes = target.group_bytes_max as usize * share / 100 / 1024 * 1024;
+    let stages = (group_bytes.checked_sub(ring_at)? / (SIMDS * format.plane())).min(STAGES_MAX);
+    Some(ExpertsVariant { stages, stage_rows, x_at, ring_at, x_slot, parts_at, group_bytes })
 }
 
 /// The router of the experts whose gated units are computed.

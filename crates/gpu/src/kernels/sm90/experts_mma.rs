@@ -23,7 +23,7 @@ use crate::weights::{DeviceExperts, DeviceWeight};
 const SIMDS: usize = 24;
 const SLAB_ROWS: usize = 16;
 const STAGES_MAX: usize = 8;
-const HEADER: usize = 15360;
+const HEADER: usize = 16384;
 
 /// Pairs up to which every group takes the lists of all of them, and of all tiles.
 const FEW_PAIRS: usize = 128;
@@ -263,7 +263,7 @@ pub(crate) fn can_pair(target: &Target, of: Routed, units: [&DeviceExperts; 2], 
         && target.kernel.is_none()
         && !target.batch_invariant
         && of.pairs() <= CHOSEN_PAIRS
-        && of.tiles_max(ROWS[0]) <= CHOSEN_TILES
+        && of.tiles_max(ROWS[0]).max(of.experts) <= CHOSEN_TILES
         && down.first.format == format
         && can_be(target, of, units[0], Some(units[1]))
         && can_be(target, of, down, None)
